@@ -1,0 +1,37 @@
+# `make demo` and `make test` work on a machine that has nothing but Python and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+# Pinned for development: the newest torch pulls gigabytes of CUDA. The package itself takes torch >= 2.6.
+TORCH := torch==2.13.0
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml scripts/dev-requirements
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . -r scripts/dev-requirements
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	./scripts/install-system-packages
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/control_plane.py
+	$(BIN)/python benchmarks/idle_agent.py
+	$(BIN)/python benchmarks/node_loss.py
+
+clean:
+	rm -rf $(VENV) build dist

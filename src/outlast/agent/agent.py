@@ -1,0 +1,253 @@
+"""The processes and sockets around the node's decisions: events in, commands out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from outlast.agent.environment import worker_command, worker_environment
+from outlast.agent.link import Link
+from outlast.agent.logs import JobLogs
+from outlast.agent.ports import StorePort
+from outlast.agent.summary import read_failure
+from outlast.agent.workers import WorkerGroup
+from outlast.config import Settings
+from outlast.core.node import (
+    Cleared,
+    Command,
+    Connected,
+    Disconnected,
+    Event,
+    Exit,
+    Exited,
+    Hangup,
+    Leave,
+    Node,
+    Received,
+    StartWorkers,
+    StopWorkers,
+    Tell,
+    Tick,
+)
+from outlast.launch import Launch
+from outlast.messages import Assignment, Failure, Join, Leaving, Over
+from outlast.platforms.infrastructure import infra_rank
+
+log = logging.getLogger("agent")
+
+NOT_STARTED = 126  # the exit code a shell gives to a command that it cannot execute
+TEXT_OF_LATER_FAILURES = 2048  # characters; the first one keeps all of its text
+INTERRUPTS = (signal.SIGINT, signal.SIGQUIT)  # what a person types: the job ends. Others drain this node.
+
+
+class Agent:
+    """One node's agent, from joining to its last word. Made within a running event loop.
+
+    over = await Agent(launch, settings, link=…, logs=…).run()
+    """
+
+    def __init__(self, launch: Launch, settings: Settings, *, make_link: Callable[..., Link], logs: JobLogs) -> None:
+        self._launch = launch
+        self._settings = settings
+        self._logs = logs
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[Over] = self._loop.create_future()
+        self._name = settings.node_name or socket.gethostname()
+        self._id = f"{self._name}-{secrets.token_hex(6)}"
+        self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
+        self._port = StorePort(settings.store_ports)
+        self._port_in_use: StorePort | None = None
+        self._node = Node(store_port=self._port.port)
+        self._group: WorkerGroup | None = None
+        self._error_files: list[str] = []
+        self._assignment: Assignment | None = None
+        self._stops: set[asyncio.Task[None]] = set()
+        self._signal = signal.SIGTERM  # what workers get when they are asked to end
+        self._timer: asyncio.TimerHandle | None = None
+        self._link = make_link(
+            connected=lambda: self._feed(Connected()),
+            received=lambda message: self._feed(Received(message)),
+            disconnected=lambda: self._feed(Disconnected()),
+        )
+
+    @property
+    def node_name(self) -> str:
+        return self._name
+
+    async def run(self) -> Over:
+        """Take part in the job until it is over, or this node has left it. Raises `Unreachable`."""
+        for name in self._launch.signals:
+            number = signal.Signals[name]
+            self._loop.add_signal_handler(number, self._signalled, number)
+        linking = asyncio.create_task(self._link.run())
+        try:
+            linking.add_done_callback(self._link_ended)
+            return await self._done
+        finally:
+            await self._end(linking)
+
+    async def _end(self, linking: asyncio.Task[None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._group is not None:
+            await self._group.stop(signal.SIGKILL, 0)
+        if self._stops:
+            await asyncio.wait(self._stops)
+        await self._link.close()
+        linking.cancel()
+        await asyncio.wait({linking})
+        for port in (self._port, self._port_in_use):
+            if port is not None:
+                port.release()
+
+    def _link_ended(self, linking: asyncio.Task[None]) -> None:
+        error = None if linking.cancelled() else linking.exception()
+        if error is not None and not self._done.done():
+            self._done.set_exception(error)
+
+    def abandon(self, over: Over) -> None:
+        """End now, for a reason that only this machine knows."""
+        if not self._done.done():
+            self._done.set_result(over)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._node.leaving is not Leaving.NO:
+            log.warning("%s again: ending at once", number.name)
+            self.abandon(Over(False, f"ended by a second {number.name}", left=True))
+            return
+        self._signal = number
+        interrupt = number in INTERRUPTS
+        what = "ending the job" if interrupt else "draining this node"
+        log.warning("%s: %s (once more to end at once)", number.name, what)
+        self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
+
+    # -- the core
+
+    def _feed(self, event: Event) -> None:
+        if self._done.done():
+            return
+        for command in self._node.handle(event, self._loop.time()):
+            self._carry_out(command)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._node.deadline()
+        if deadline is not None and not self._done.done():
+            self._timer = self._loop.call_at(deadline, self._feed, Tick())
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Tell):
+            self._link.send(self._joining(command) if command.first else command.report)
+        elif isinstance(command, StartWorkers):
+            self._start(command.assignment)
+        elif isinstance(command, StopWorkers):
+            grace = self._launch.shutdown_timeout if command.grace is None else command.grace
+            self._stop(command.generation, grace)
+        elif isinstance(command, Hangup):
+            log.warning("nothing heard from the coordinator: trying to reach it again")
+            self._link.hang_up()
+        elif isinstance(command, Exit):
+            self.abandon(command.over)
+
+    def _joining(self, command: Tell) -> Join:
+        launch = self._launch
+        return Join(
+            node=self._id,
+            name=self._name,
+            nproc=launch.nproc,
+            role=launch.role,
+            addr=launch.local_addr or self._link.address,
+            job=launch.job,
+            entrypoint=launch.entrypoint,
+            nnodes=(launch.min_nodes, launch.max_nodes),
+            report=command.report,
+            infra_rank=self._infra_rank,
+        )
+
+    # -- workers
+
+    def _start(self, assignment: Assignment) -> None:
+        launch = self._launch
+        self._assignment = assignment
+        if assignment.group_rank == 0:
+            # Rank 0 takes the port that was promised; the next generation gets another.
+            self._release_port()
+            self._port_in_use, self._port = self._port, StorePort(self._settings.store_ports)
+            self._node.store_port = self._port.port
+        ranks = range(launch.nproc)
+        try:
+            environments = [worker_environment(launch, assignment, r, os.environ) for r in ranks]
+            streams = self._logs.open(assignment, environments)
+            self._error_files = [s.error_file for s in streams]
+            commands = [worker_command(launch, r) for r in ranks]
+            generation = assignment.generation
+            self._group = WorkerGroup.start(
+                commands, environments, streams, lambda *exit_: self._exited(generation, *exit_)
+            )
+        except (OSError, ValueError) as error:
+            log.error("%s", error)
+            self._group = None
+            self._loop.call_soon(self._not_started, assignment, str(error))
+            return
+        last = assignment.first_rank + launch.nproc - 1
+        shown = f"rank {last}" if launch.nproc == 1 else f"ranks {assignment.first_rank} to {last}"
+        log.info("generation %d: started %s of %d", assignment.generation, shown, assignment.world_size)
+
+    def _not_started(self, assignment: Assignment, why: str) -> None:
+        failure = self._failure(assignment, local_rank=0, pid=0, exit_code=NOT_STARTED, error_file="")
+        self._feed(Exited(assignment.generation, msgspec.structs.replace(failure, message=why)))
+        self._feed(Cleared(assignment.generation))
+
+    def _exited(self, generation: int, local_rank: int, pid: int, exit_code: int) -> None:
+        assert self._assignment is not None
+        failure = None
+        if exit_code != 0:
+            error_file = self._error_files[local_rank]
+            failure = self._failure(self._assignment, local_rank, pid, exit_code, error_file)
+        self._feed(Exited(generation, failure))
+        if self._group is not None and not self._group.alive:
+            self._stop(generation, 0)  # the children that workers may have left behind
+
+    def _failure(self, assignment: Assignment, local_rank: int, pid: int, exit_code: int, error_file: str) -> Failure:
+        failure = read_failure(
+            error_file,
+            node=self._name,
+            host=socket.gethostname(),
+            rank=assignment.first_rank + local_rank,
+            local_rank=local_rank,
+            pid=pid,
+            exit_code=exit_code,
+            at=time.time(),
+        )
+        if self._node.failed:
+            return msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
+        return failure
+
+    def _stop(self, generation: int, grace: float) -> None:
+        group = self._group
+        if group is None:
+            return
+        task = self._loop.create_task(self._stopping(group, generation, grace))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+
+    async def _stopping(self, group: WorkerGroup, generation: int, grace: float) -> None:
+        await group.stop(self._signal, grace)
+        if self._group is group:
+            self._group = None
+            self._logs.finish()
+            self._release_port()
+            self._feed(Cleared(generation))
+
+    def _release_port(self) -> None:
+        if self._port_in_use is not None:
+            self._port_in_use.release()
+            self._port_in_use = None

@@ -1,0 +1,155 @@
+"""From what the user asked for to an agent at work: the token, the coordinator if it is ours to host, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+
+from outlast import token as tokens
+from outlast.agent import hosting
+from outlast.agent.agent import Agent
+from outlast.agent.hosting import HostedCoordinator
+from outlast.agent.link import Link
+from outlast.agent.logs import JobLogs
+from outlast.agent.workers import become_subreaper
+from outlast.commission import Commission, Tls
+from outlast.config import Settings
+from outlast.core.job import Rules
+from outlast.launch import Endpoint, Launch
+from outlast.messages import Over
+
+log = logging.getLogger("agent")
+
+LAST_WORDS = 5.0  # seconds for a coordinator of ours to see everybody off
+
+
+async def launch_node(launch: Launch, settings: Settings) -> Over:
+    """Take part in the job as one node of it, and host its coordinator if the endpoint is this node's.
+
+    Raises ValueError or OSError, before anything was started, with one line that says what to change, and
+    `Unreachable` when the coordinator cannot be reached.
+    """
+    become_subreaper()
+    with ExitStack() as cleanup:
+        logs = JobLogs(launch)
+        outcome: list[Over] = []
+        cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
+        tls = _client_tls(settings)
+        listener = hosting.listen(launch.endpoint, launch.host)
+        hosted, endpoint, token = None, launch.endpoint, _joining_token(launch.endpoint, settings)
+        if listener is not None:
+            with listener:
+                hosted, endpoint, secret = _host(listener, launch, settings)
+            token = lambda: secret  # noqa: E731
+            log.log(logging.INFO if launch.max_nodes > 1 else logging.DEBUG, "hosting the coordinator at %s", endpoint)
+        make_link = partial(Link, endpoint, token, tls=tls, patience=settings.connect_timeout)
+        agent = Agent(launch, settings, make_link=make_link, logs=logs)
+        over = await _attend(agent, hosted)
+        outcome.append(over)
+        return over
+
+
+def _host(listener: socket.socket, launch: Launch, settings: Settings) -> tuple[HostedCoordinator, Endpoint, str]:
+    address, port = listener.getsockname()[:2]
+    alone = launch.endpoint.port == 0
+    secret = _hosting_token(address, launch.endpoint, settings)
+    left = settings.auth and not settings.token and not alone
+    token_file = str(tokens.leave(port, secret)) if left else ""
+    rules = Rules(
+        job=launch.job,
+        entrypoint=launch.entrypoint,
+        min_nodes=launch.min_nodes,
+        max_nodes=launch.max_nodes,
+        node_unit=settings.node_unit,
+        max_restarts=launch.max_restarts,
+        infra_ranks=settings.use_infra_group_rank,
+        last_call=settings.last_call,
+        pend_timeout=settings.pend_timeout,
+        # Nobody else knows the port of a job that chose its own, so nobody else can come.
+        empty_timeout=0.0 if alone else settings.empty_timeout,
+        node_timeout=settings.node_timeout,
+        restart_grace=settings.restart_grace,
+    )
+    files = Tls(settings.tls_cert, settings.tls_key, settings.tls_ca) if settings.tls else None
+    commission = Commission(
+        rules=rules,
+        token=secret,
+        listener=listener.fileno(),
+        shutdown_timeout=launch.shutdown_timeout,
+        tls=files,
+        token_file=token_file,
+        log_level=settings.log_level,
+    )
+    return HostedCoordinator.start(commission), Endpoint(launch.endpoint.host, port), secret
+
+
+def _hosting_token(address: str, endpoint: Endpoint, settings: Settings) -> str:
+    if not settings.auth or settings.token:
+        return settings.token if settings.auth else ""
+    if tokens.is_local(address):
+        return tokens.make()
+    raise tokens.required(endpoint)
+
+
+def _joining_token(endpoint: Endpoint, settings: Settings) -> Callable[[], str | None]:
+    """How to come by the token of a coordinator that another agent hosts."""
+    if not settings.auth or settings.token:
+        fixed = settings.token if settings.auth else ""
+        return lambda: fixed
+    addresses = hosting.resolve(endpoint)
+    if addresses and not all(tokens.is_local(address) for _, (address, _) in addresses):
+        raise tokens.required(endpoint)
+    return lambda: tokens.find(endpoint.port)
+
+
+def _client_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls:
+        return None
+    if not settings.tls_cert and find_spec("cryptography") is None:
+        raise ValueError("--tls makes a certificate with the package 'cryptography': pip install 'outlast[tls]'")
+    context = ssl.create_default_context(cafile=settings.tls_ca or None)
+    if not settings.tls_ca:
+        # No authority vouches for the certificate; the proof of the token does, for it covers the certificate.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def _attend(agent: Agent, hosted: HostedCoordinator | None) -> Over:
+    """Run the agent, and see our coordinator off."""
+    if hosted is None:
+        return await agent.run()
+    loop = asyncio.get_running_loop()
+    ending = loop.create_task(hosted.wait())
+    ending.add_done_callback(
+        lambda _: agent.abandon(Over(False, "the coordinator, a process of this node, was killed"))
+    )
+    try:
+        over = await agent.run()
+        if over.left and not ending.done():
+            log.warning("this node has left the job, but hosts its coordinator until the job ends")
+            await _until_ended_or_told(ending)
+        else:
+            await asyncio.wait({ending}, timeout=LAST_WORDS)
+        return over
+    finally:
+        if not ending.done():
+            hosted.kill()
+            await ending
+
+
+async def _until_ended_or_told(ending: asyncio.Task[int]) -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        loop.add_signal_handler(number, told.set)
+    telling = loop.create_task(told.wait())
+    await asyncio.wait({ending, telling}, return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()

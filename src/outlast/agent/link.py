@@ -1,0 +1,204 @@
+"""The agent's one connection to the coordinator: made, kept, and made again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+from hashlib import sha256
+
+import msgspec
+
+from outlast.launch import Endpoint
+from outlast.messages import FromAgent, FromCoordinator
+from outlast.wire import NotOutlast, Wire, WireError, WrongToken
+
+FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0  # between two tries
+HANDSHAKE_TIMEOUT = 5.0
+
+log = logging.getLogger("agent")
+_decoder = msgspec.msgpack.Decoder(FromCoordinator)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Unreachable(Exception):
+    """No coordinator could be reached; the message says where, why, and what to do."""
+
+
+class _Protocol(asyncio.Protocol):
+    def __init__(self, token: str, receive: Callable[[FromCoordinator], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[Exception | None] = loop.create_future()
+        self.address = ""
+        self._token = token
+        self._receive = receive
+        self._wire = Wire(token, agent=True)
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.address = transport.get_extra_info("sockname")[0]
+        secure = transport.get_extra_info("ssl_object")
+        if secure is not None:
+            certificate = secure.getpeercert(binary_form=True)
+            self._wire = Wire(self._token, agent=True, binding=sha256(certificate).digest())
+        transport.write(self._wire.hello)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            payloads = self._wire.feed(data)
+            reply = self._wire.take()
+            if reply and self._transport is not None:
+                self._transport.write(reply)
+            if self._wire.ready and not self.ready.done():
+                self.ready.set_result(None)
+            for payload in payloads:
+                self._receive(_decoder.decode(payload))
+        except (WireError, msgspec.DecodeError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        else:
+            log.error("the coordinator sent what cannot be read: %s", error)
+        self.abort()
+
+    def send(self, message: FromAgent) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._wire.pack(_encoder.encode(message)))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error or ConnectionResetError("the connection was closed"))
+        if not self.closed.done():
+            self.closed.set_result(error)
+
+
+class Link:
+    """Keeps a connection to the coordinator, and tells when one is made and lost.
+
+    `address` is this node's own address as the coordinator's network has it.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        token: Callable[[], str | None],
+        *,
+        tls: ssl.SSLContext | None,
+        patience: float,
+        connected: Callable[[], None],
+        received: Callable[[FromCoordinator], None],
+        disconnected: Callable[[], None],
+    ) -> None:
+        self.address = ""
+        self._endpoint = endpoint
+        self._token = token
+        self._tls = tls
+        self._patience = patience
+        self._connected = connected
+        self._received = received
+        self._disconnected = disconnected
+        self._protocol: _Protocol | None = None
+
+    async def run(self) -> None:
+        """Connect, and connect again, until nobody could be reached for too long: then raises `Unreachable`."""
+        loop = asyncio.get_running_loop()
+        last, wait = loop.time(), FIRST_WAIT
+        told = False
+        while True:
+            try:
+                protocol = await self._connect()
+            except WrongToken as error:
+                raise Unreachable(
+                    f"the coordinator at {self._endpoint} has another token: set the same OUTLAST_TOKEN on every node"
+                ) from error
+            except (OSError, WireError, asyncio.TimeoutError) as error:
+                if loop.time() - last >= self._patience:
+                    raise Unreachable(self._why(error)) from error
+                if not told and loop.time() - last > 1.0:
+                    log.info("waiting for the coordinator at %s (%s)", self._endpoint, _brief(error))
+                    told = True
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, LONGEST_WAIT)
+                continue
+            wait, told = FIRST_WAIT, False
+            self._protocol, self.address = protocol, protocol.address
+            self._connected()
+            error_or_none = await protocol.closed
+            self._protocol = None
+            last = loop.time()
+            log.debug("the connection to the coordinator ended: %s", error_or_none or "closed")
+            self._disconnected()
+
+    async def _connect(self) -> _Protocol:
+        token = self._token()
+        if token is None:
+            raise ConnectionRefusedError("no token of this user's is there for it")
+        loop = asyncio.get_running_loop()
+        endpoint = self._endpoint
+        name = endpoint.host if self._tls is not None else None
+        opening = loop.create_connection(
+            lambda: _Protocol(token, self._receive), endpoint.host, endpoint.port, ssl=self._tls, server_hostname=name
+        )
+        _, protocol = await asyncio.wait_for(opening, HANDSHAKE_TIMEOUT)
+        try:
+            await asyncio.wait_for(asyncio.shield(protocol.ready), HANDSHAKE_TIMEOUT)
+        except asyncio.TimeoutError:
+            protocol.abort()
+            raise NotOutlast("what listens there does not answer") from None
+        return protocol
+
+    def _receive(self, message: FromCoordinator) -> None:
+        if self._protocol is not None:
+            self._received(message)
+
+    def _why(self, error: Exception) -> str:
+        where = self._endpoint
+        if isinstance(error, NotOutlast):
+            return f"something that is not an Outlast coordinator answers at {where}: choose another port"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"cannot verify the coordinator's certificate at {where} ({error.verify_message}): see --ft-tls-ca"
+        if self._tls is not None and isinstance(error, (ssl.SSLError, ConnectionResetError)):
+            return f"no TLS with the coordinator at {where}: start every node of the job with --tls, or none"
+        return (
+            f"no coordinator answers at {where} after {self._patience:g} s ({_brief(error)}): "
+            "check --rdzv-endpoint, and that the node that it names has been started"
+        )
+
+    def send(self, message: FromAgent) -> None:
+        if self._protocol is not None:
+            self._protocol.send(message)
+
+    def hang_up(self) -> None:
+        if self._protocol is not None:
+            self._protocol.abort()
+
+    async def close(self) -> None:
+        """End the connection once what was sent is on its way."""
+        if self._protocol is not None:
+            protocol = self._protocol
+            protocol.close()
+            try:
+                await asyncio.wait_for(asyncio.shield(protocol.closed), 1.0)
+            except asyncio.TimeoutError:
+                protocol.abort()
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or "no answer"

@@ -1,0 +1,242 @@
+"""Workers' output, copied from a pipe to a file and to the console. Nothing here waits, and nothing here raises.
+
+Training must not stop because a disk is full, a terminal is paused or a pager was closed: that is said once,
+in one line, and the workers' pipes are read on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import select
+import socket
+import stat
+from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 64 * 1024
+_PIPE_SIZE = 1024 * 1024  # a burst of output should not make a worker wait for us
+_LINE_LIMIT = 1024 * 1024  # a longer line is shown in pieces
+_BACKLOG_LIMIT = 1024 * 1024  # what a slow console may owe before lines are left out
+_PATIENCE = 2.0  # seconds without progress that the last lines wait for a slow console
+
+
+def open_log(path: str) -> int:
+    """Open a log file to write from its beginning; what several processes write to it does not overlap."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+
+
+def open_pipe() -> tuple[int, int]:
+    """A pipe for a worker's output: our end does not block, the worker's does."""
+    ours, workers = os.pipe()
+    os.set_blocking(ours, False)
+    try:
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    except PermissionError:
+        pass  # over this user's allowance for pipes: the usual size does as well, with more wake-ups
+    return ours, workers
+
+
+class LogFile:
+    """A file that takes what it can."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = open_log(path)
+        self._reported = False
+
+    def write(self, data: bytes) -> None:
+        """Append; an error is reported the first time, and later data is tried again."""
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            if not self._reported:
+                self._reported = True
+                logger.warning("cannot write %s: %s; lines will be missing from it", self._path, error.strerror)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class Console:
+    """The agent's own stdout or stderr, for tee'd lines. Whoever reads it may be slow, or gone."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._backlog = bytearray()
+        self._left_out = 0
+        self._waiting = False
+        self._descriptor, self._send = _without_blocking(descriptor)
+
+    def write(self, lines: bytes) -> None:
+        """Show whole lines, now or when the console can take them."""
+        if self._descriptor < 0:
+            return
+        if len(self._backlog) > _BACKLOG_LIMIT:
+            self._left_out += lines.count(b"\n")
+            return
+        self._backlog += lines
+        if not self._waiting:
+            self._flush()
+
+    def close(self) -> None:
+        """Show what is still owed, for as long as the console takes it, and let go of it."""
+        if self._descriptor < 0:
+            return
+        writable = select.poll()
+        writable.register(self._descriptor, select.POLLOUT)
+        while self._backlog and writable.poll(_PATIENCE * 1000):
+            self._flush()
+            if self._descriptor < 0:
+                return
+        self._let_go()
+
+    def _flush(self) -> None:
+        try:
+            while self._backlog:
+                del self._backlog[: self._send(bytes(self._backlog[:_CHUNK]))]
+                if not self._backlog and self._left_out:
+                    self._backlog += f"[outlast] {self._left_out} lines left out: this console is slow\n".encode()
+                    self._left_out = 0
+        except BlockingIOError:
+            if not self._waiting:
+                self._waiting = True
+                self._loop.add_writer(self._descriptor, self._flush)
+            return
+        except OSError as error:
+            self._let_go()
+            logger.warning("cannot write to %s: %s; workers' lines are shown no more", self._name, error.strerror)
+            return
+        if self._waiting:
+            self._waiting = False
+            self._loop.remove_writer(self._descriptor)
+
+    def _let_go(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self._loop.remove_writer(self._descriptor)
+        os.close(self._descriptor)
+        self._descriptor = -1
+        self._backlog.clear()
+
+
+class Tee:
+    """One stream of one worker: as it is to its file, line by line with a prefix to the console."""
+
+    def __init__(
+        self,
+        source: int,
+        *,
+        file: LogFile,
+        console: Console,
+        prefix: str,
+        filtered: LogFile | None = None,
+        needles: Sequence[str] = (),
+    ) -> None:
+        self._source = source
+        self._file = file
+        self._console = console
+        self._prefix = prefix.encode()
+        self._filtered = filtered
+        self._needles = [needle.encode() for needle in needles]
+        self._partial = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(source, self._readable)
+
+    def close(self) -> None:
+        """Write out what the pipe still holds, and no more: a process that kept it open does not hold us up."""
+        if self._source < 0:
+            return
+        self._loop.remove_reader(self._source)
+        for _ in range(_PIPE_SIZE // _CHUNK):
+            data = self._read()
+            if not data:
+                break
+            self._take(data)
+        os.close(self._source)
+        self._source = -1
+        self._file.close()
+        if self._partial:
+            self._show(_lines(bytes(self._partial).removesuffix(b"\r")))
+
+    def _readable(self) -> None:
+        data = self._read()
+        if data:
+            self._take(data)
+        elif data is not None:
+            self.close()
+
+    def _read(self) -> bytes | None:
+        """What is there: b"" at the end, None if there is nothing yet."""
+        try:
+            return os.read(self._source, _CHUNK)
+        except BlockingIOError:
+            return None
+
+    def _take(self, data: bytes) -> None:
+        self._file.write(data)
+        carriage = self._partial.endswith(b"\r")
+        self._partial += data
+        if carriage or b"\n" in data or b"\r" in data:
+            # A last "\r" may be half of "\r\n": what follows will tell.
+            end = max(self._partial.rfind(b"\n"), self._partial.rfind(b"\r", 0, -1)) + 1
+            if end:
+                self._show(_lines(bytes(self._partial[:end]))[:-1])
+                del self._partial[:end]
+        if len(self._partial) > _LINE_LIMIT:
+            self._show([bytes(self._partial)])
+            self._partial.clear()
+
+    def _show(self, lines: list[bytes]) -> None:
+        self._console.write(self._prefixed(lines))
+        if self._filtered is not None:
+            kept = [line for line in lines if any(needle in line for needle in self._needles)]
+            if kept:
+                self._filtered.write(self._prefixed(kept))
+
+    def _prefixed(self, lines: list[bytes]) -> bytes:
+        text = b"".join(self._prefix + line + b"\n" for line in lines)
+        return text if text.isascii() else text.decode(errors="replace").encode()
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Split as a terminal's reader would: a progress bar's "\\r" ends a line, as it does under torchrun."""
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+
+
+def _without_blocking(descriptor: int) -> tuple[int, Callable[[bytes], int]]:
+    """A descriptor of our own for the same console, and how to write to it without waiting.
+
+    The flag O_NONBLOCK would hit everybody who shares the open file: workers that inherit it, and the user's
+    shell. So a pipe or a terminal is opened anew. -1 if the console is closed already.
+    """
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return -1, len
+    if stat.S_ISSOCK(mode):
+        own = os.dup(descriptor)
+        return own, lambda data: _send_now(own, data)
+    copy = -1
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        try:
+            copy = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:
+            pass  # of another user, after su: shared, it may make us wait, which beats showing nothing
+    if copy < 0:
+        copy = os.dup(descriptor)
+    return copy, lambda data: os.write(copy, data)
+
+
+def _send_now(descriptor: int, data: bytes) -> int:
+    channel = socket.socket(fileno=descriptor)
+    try:
+        return channel.send(data, socket.MSG_DONTWAIT)
+    finally:
+        channel.detach()

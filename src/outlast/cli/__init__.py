@@ -1,0 +1,35 @@
+"""The commands, one module each. They read what was asked, call the rest, and turn errors into one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module, metadata
+
+COMMANDS = {
+    "run": "run this node of a training job (torchrun's flags)",
+    "config": "print the effective settings and where each comes from",
+    "token": "print a fresh secret for OUTLAST_TOKEN",
+}
+USAGE = "usage: outlast COMMAND …\n\n" + "".join(f"  {name:8} {what}\n" for name, what in COMMANDS.items())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `outlast` program: runs the command that is named first."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE + "\n'outlast COMMAND --help' tells more.")
+        return 0 if words else 2
+    name = words[0]
+    if name in ("--version", "-V"):
+        print(f"outlast {metadata.version('outlast')}")
+        return 0
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(COMMANDS)}"
+        print(f"outlast: error: no command {name!r}; {hint}", file=sys.stderr)
+        return 2
+    command = import_module(f"outlast.cli.{name}")
+    result: int = command.main(words[1:])
+    return result

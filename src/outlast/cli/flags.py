@@ -1,0 +1,497 @@
+"""The command line of `outlast run`: torchrun's flags and ours, read into plain data.
+
+torch is not imported, so torchrun's flags are written down here; a test holds them against torch's own parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from outlast.config import SETTINGS, Loaded, Setting, load, nearest, refusal, truth
+from outlast.launch import Endpoint, Launch, Logs, Std
+
+_STATIC_PORT = 29500
+_C10D_PORT = 29400
+
+# Asked in a Python of its own: importing torch here would cost the agent its start and its memory.
+_COUNT_DEVICES = """
+import os, sys, torch
+kind, cpus = sys.argv[1], len(os.sched_getaffinity(0))
+if kind == "auto":
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else cpus
+elif kind in ("gpu", "xpu"):
+    device = torch.cuda if kind == "gpu" else torch.xpu
+    count = device.device_count() if device.is_available() else 0
+elif kind == torch._C._get_privateuse1_backend_name():
+    device = getattr(torch, kind, None)
+    count = device.device_count() if device and device.is_available() else 0
+else:
+    count = "unknown"
+print(count)
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors of one line that name the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with exit code 2 and one line; argparse would print two screens of usage above it."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def unknown(self, flag: str) -> NoReturn:
+        """Refuses a flag that does not exist."""
+        name = flag.partition("=")[0]
+        dashed = [flag for flag in self._option_string_actions if "_" not in flag]
+        hint = nearest(name.replace("_", "-"), dashed, otherwise=f"; see {self.prog} --help")
+        self.error(f"unknown flag {name}{hint}")
+
+    def read(self, argv: Sequence[str], namespace: argparse.Namespace) -> argparse.Namespace:
+        """Parses flags, the script, and what follows it untouched.
+
+        Left to itself argparse also looks at the script's own arguments: a `--ft` or `--n` among them is then
+        refused as an ambiguous abbreviation of ours.
+        """
+        at, argv = 0, list(argv)
+        while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "--"):
+            at += 2 if self._takes_next(argv[at]) else 1
+        end = at + 2 if argv[at : at + 1] == ["--"] else at + 1
+        if len(argv) < end and not {"-h", "--help"} & set(argv[:at]):
+            self.error("no script to run; give one after the flags, as in `outlast run train.py`")
+        args = self.parse_args(argv[:end], namespace)
+        args.training_script_args = list(argv[end:])
+        return args
+
+    def _takes_next(self, arg: str) -> bool:
+        name, equals, _ = arg.partition("=")
+        actions = [each[0] for each in self._get_option_tuples(name)]
+        if name in self._option_string_actions:
+            actions = [self._option_string_actions[name]]
+        if not actions:
+            self.unknown(arg)
+        attached = bool(equals) or (not arg.startswith("--") and len(arg) > 2)
+        return actions[0].nargs is None and not attached
+
+    # What abbreviates one of torchrun's flags under torchrun does so here, whatever flags of ours begin alike.
+    def _get_option_tuples(self, option_string: str) -> Any:
+        found = super()._get_option_tuples(option_string)
+        return [each for each in found if not isinstance(each[0], SettingAction)] or found
+
+
+class SettingAction(argparse.Action):
+    """Keeps (flag, value) by the setting's name, so that the last one wins and the origin is as typed."""
+
+    def __init__(self, *, setting: Setting, means: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.setting = setting
+        self.means = means  # the value of a flag that takes none
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Keeps the value; refuses a secret, which the process list would show."""
+        if self.setting.secret:
+            parser.error(f"{option_string}: {refusal(self.setting)}")
+        given = (option_string, values if self.means is None else self.means)
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), self.setting.name: given})
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds `--ft-cfg-path`, `--ft-<name>` for every setting, and the plain flags of some."""
+    group = parser.add_argument_group("Outlast's settings")
+    group.add_argument(
+        "--ft-cfg-path",
+        "--ft-cfg_path",
+        help="YAML file with settings, flat or in a section fault_tolerance (OUTLAST_FT_CFG_PATH).",
+    )
+    for setting in SETTINGS.values():
+        common: dict[str, Any] = {"action": SettingAction, "setting": setting, "dest": "settings", "default": {}}
+        if setting.secret:
+            group.add_argument(f"--ft-{setting.name}", help=argparse.SUPPRESS, **common)
+            continue
+        text = f"{setting.help} ({setting.env})".replace("%", "%%")
+        group.add_argument(*setting.flags, metavar="VALUE", help=text, **common)
+        if setting.switch:
+            flag, means = setting.switch
+            group.add_argument(flag, nargs=0, means=means, help=f"Sets {setting.name} to {means}.", **common)
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, str]:
+    """The settings' flags as `outlast.config.load` takes them."""
+    return dict(args.settings.values())
+
+
+def parser(environ: Mapping[str, str] = os.environ) -> Parser:
+    """The parser of `outlast run`: every flag of torchrun's, with the same defaults and PET_ variables, and ours."""
+    parser = Parser(prog="outlast run", description="Runs a training script as torchrun does, and keeps it alive.")
+    _add_torchrun(parser, environ)
+    add_settings(parser)
+    parser.add_argument("training_script", type=str, help="The script (or module, or program) to run.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its own arguments.")
+    return parser
+
+
+def _add_torchrun(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    group = parser.add_argument_group("torchrun's flags (each but the last two also as PET_<NAME>)")
+
+    def variable(flag: str) -> str:
+        return "PET_" + flag.lstrip("-").replace("-", "_").upper()
+
+    def spellings(flag: str) -> list[str]:
+        return list(dict.fromkeys([flag, "--" + flag[2:].replace("-", "_")]))
+
+    def value(flag: str, default: Any, text: str, *, short: tuple[str, ...] = (), **kwargs: Any) -> None:
+        # argparse puts a default through `type` only where it is text: the variable's, as torchrun does.
+        default = environ.get(variable(flag), default)
+        group.add_argument(*short, *spellings(flag), default=default, help=text, **{"type": str, **kwargs})
+
+    def switch(flag: str, text: str, *, short: tuple[str, ...] = ()) -> None:
+        word = environ.get(variable(flag), "0")
+        try:
+            default = bool(int(word))
+        except ValueError:
+            raise ValueError(f"{variable(flag)} must be 0 or 1, not {word!r}") from None
+        group.add_argument(*short, *spellings(flag), action="store_true", default=default, help=text)
+
+    value("--nnodes", "1:1", "Number of nodes, or MIN:MAX.")
+    value("--nproc-per-node", "1", "Workers per node: a number, auto, cpu, gpu, xpu.")
+    value("--rdzv-backend", "static", "static or c10d; either way the nodes meet at Outlast's coordinator.")
+    value("--rdzv-endpoint", "", "HOST:PORT of the node that hosts the coordinator.")
+    value("--rdzv-id", "none", "Name of the job.")
+    value("--rdzv-conf", "", "More as KEY=VALUE,…: torchrun's keys, or settings of Outlast.")
+    switch("--standalone", "A job on this machine alone: endpoint and job name are chosen for you.")
+    value("--max-restarts", 0, "How often workers may be restarted before the job fails.", type=int)
+    value("--monitor-interval", 0.1, "Taken and not needed: nothing is polled.", type=float)
+    value("--start-method", "spawn", "Taken and not needed.", choices=["spawn", "fork", "forkserver"])
+    value("--event-log-handler", "null", "Name of a registered event logging handler.")
+    value("--role", "default", "Role of the workers, as logs name it.")
+    switch("--module", "Run the script as a module, as python -m does.", short=("-m",))
+    switch("--no-python", "Run the script as a program of its own, without python.")
+    switch("--run-path", "Run the script, given as an absolute path, with runpy.run_path.")
+    value("--log-dir", None, "Directory for log files; each run makes one of its own in it.")
+    value("--redirects", "0", "Streams into files: 1 out, 2 err, 3 both; or per rank, 0:1,1:2.", short=("-r",))
+    value("--tee", "0", "Streams into files and to the console; as --redirects.", short=("-t",))
+    value("--local-ranks-filter", "", "Show only these local ranks on the console, as 0,1.")
+    for name in ("stdout", "stderr"):
+        value(
+            f"--duplicate-{name}-filters",
+            [],
+            f"Also write lines of {name} that contain one of these to one file; ,, is a comma.",
+            type=_comma_separated,
+        )
+    value("--node-rank", 0, "Rank of this node; static only, where 0 hosts the coordinator.", type=int)
+    value("--master-addr", "127.0.0.1", "Address of node 0; static only.")
+    value("--master-port", None, f"Port on node 0; static only; {_STATIC_PORT} if not given.", type=int)
+    value("--local-addr", None, "Address of this node, as others reach it.")
+    value("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "Signals that end the workers too.")
+    value("--shutdown-timeout", None, "Seconds between SIGTERM and SIGKILL at the end; 30.", type=int)
+    switch("--virtual-local-rank", "LOCAL_RANK is 0 everywhere; each worker sees its own GPU as device 0.")
+    group.add_argument(*spellings("--logs-specs"), type=str, help="Name of a torchrun.logs_specs entry point.")
+    group.add_argument(
+        *spellings("--numa-binding"),
+        choices=["node", "socket", "exclusive", "core-complex"],
+        type=str,
+        help="Bind each worker to CPUs near its GPU.",
+    )
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[Launch, Loaded]:
+    """Reads the command line of `outlast run`.
+
+    Raises ValueError, in one line that names the flag to change, for values that cannot be meant; as any
+    argparse parser it ends the process with code 2 for flags that do not exist.
+    """
+    # argparse keeps what the namespace has: so None is left only where nobody has given a rank.
+    not_given = {} if "PET_NODE_RANK" in environ else {"node_rank": None}
+    args = parser(environ).read(argv, argparse.Namespace(**not_given))
+    conf = _conf(args.rdzv_conf)
+    is_host = _is_host(conf.pop("is_host", None))
+    loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
+    low, high = _nnodes(args.nnodes)
+    _check_unit(low, high, loaded)
+    if args.max_restarts < 0:
+        raise ValueError(f"--max-restarts must be 0 or more, not {args.max_restarts}")
+    command = _command(args, environ)
+    job, endpoint, host, node_rank = _meeting(args, low, high)
+    if endpoint.port == 0 and is_host is False:
+        raise ValueError("--rdzv-conf is_host=0 needs a port in --rdzv-endpoint at which another node listens")
+    nproc = _nproc(args.nproc_per_node, environ)
+    launch = Launch(
+        job=job,
+        min_nodes=low,
+        max_nodes=high,
+        nproc=nproc,
+        role=args.role,
+        command=command,
+        entrypoint=args.training_script,
+        endpoint=endpoint,
+        host=host if is_host is None else is_host,
+        node_rank=node_rank,
+        local_addr=args.local_addr,
+        max_restarts=args.max_restarts,
+        signals=_signals(args.signals_to_handle),
+        shutdown_timeout=_shutdown_timeout(args.shutdown_timeout, environ),
+        virtual_local_rank=args.virtual_local_rank,
+        numa_binding=args.numa_binding,
+        event_log_handler=args.event_log_handler,
+        omp_default=nproc > 1 and "OMP_NUM_THREADS" not in environ,
+        logs=_logs(args, environ),
+    )
+    return launch, loaded
+
+
+def _comma_separated(text: str) -> list[str]:
+    return [item.replace("\0", ",") for item in text.replace(",,", "\0").split(",")]
+
+
+def _nnodes(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if not found:
+        raise ValueError(f"--nnodes must be a number of nodes or MIN:MAX, not {text!r}")
+    low, high = int(found[1]), int(found[2] or found[1])
+    if low < 1:
+        raise ValueError(f"--nnodes must be 1 node or more, not {text!r}")
+    if low > high:
+        raise ValueError(f"--nnodes={text} asks for more nodes at least than at most; give --nnodes={high}:{low}")
+    return low, high
+
+
+def _check_unit(low: int, high: int, loaded: Loaded) -> None:
+    unit = loaded.settings.node_unit
+    if high // unit * unit < low:
+        raise ValueError(
+            f"{loaded.origins['node_unit']}: no multiple of node_unit {unit} lies within --nnodes={low}:{high}; "
+            "change one of them"
+        )
+
+
+def _conf(text: str) -> dict[str, str]:
+    conf = {}
+    for item in text.split(",") if text.strip() else ():
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not (key and value):
+            raise ValueError(f"--rdzv-conf must be KEY=VALUE,…, not {item!r}")
+        conf[key] = value
+    return conf
+
+
+def _is_host(text: str | None) -> bool | None:
+    if text is None:
+        return None
+    # torchrun takes single letters too.
+    word = truth({"t": "true", "y": "yes", "f": "false", "n": "no"}.get(text.lower(), text))
+    if word is None:
+        raise ValueError(f"--rdzv-conf: is_host must be true or false, not {text!r}")
+    return word
+
+
+def _meeting(args: argparse.Namespace, low: int, high: int) -> tuple[str, Endpoint, bool | None, int | None]:
+    """The job's name, where its nodes meet, whether this one hosts that place, and the rank it was given."""
+    nowhere = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
+    if args.standalone and low > 1:
+        raise ValueError(f"--standalone is a job on this machine alone; drop it or --nnodes={args.nnodes}")
+    if args.standalone or (nowhere and high == 1):
+        return str(uuid.uuid4()), Endpoint("127.0.0.1", 0), True, None
+    job = args.rdzv_id or str(uuid.uuid4())
+    if args.rdzv_backend == "c10d":
+        # Ranks come from the line-up here, and torchrun too ignores a --node-rank.
+        endpoint, node_rank, host = _c10d_endpoint(args, high), None, None
+    else:
+        endpoint, node_rank = _static_endpoint(args), args.node_rank
+        host = None if node_rank is None else node_rank == 0
+    if node_rank is not None and node_rank < 0:
+        raise ValueError(f"--node-rank must be 0 or more, not {node_rank}")
+    if endpoint.port == 0 and low > 1:
+        raise ValueError("--rdzv-endpoint: port 0 is any free port, which other nodes cannot know; give one")
+    return job, endpoint, True if endpoint.port == 0 else host, node_rank
+
+
+def _c10d_endpoint(args: argparse.Namespace, high: int) -> Endpoint:
+    if args.rdzv_endpoint:
+        return _endpoint("--rdzv-endpoint", args.rdzv_endpoint, _C10D_PORT)
+    if high > 1:
+        raise ValueError(f"--nnodes={args.nnodes} needs --rdzv-endpoint host:port of one of your nodes")
+    return Endpoint("127.0.0.1", 0)
+
+
+def _static_endpoint(args: argparse.Namespace) -> Endpoint:
+    backend = args.rdzv_backend
+    if backend.startswith("etcd"):
+        raise ValueError(
+            f"--rdzv-backend={backend}: Outlast needs no etcd; "
+            "use c10d and give --rdzv-endpoint host:port of one of your nodes"
+        )
+    if backend != "static":
+        raise ValueError(f"--rdzv-backend must be static or c10d, not {backend!r}")
+    if args.rdzv_endpoint:
+        return _endpoint("--rdzv-endpoint", args.rdzv_endpoint, _STATIC_PORT)
+    port = _STATIC_PORT if args.master_port is None else args.master_port
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--master-port must be a port from 0 to 65535, not {port}")
+    return Endpoint(_host("--master-addr", args.master_addr), port)
+
+
+def _endpoint(flag: str, text: str, default_port: int) -> Endpoint:
+    text = text.strip()
+    host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
+    if not colon:
+        return Endpoint(_host(flag, text), default_port)
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError(f"{flag} must be host:port with a port from 0 to 65535, not {text!r}")
+    return Endpoint(_host(flag, host), int(port))
+
+
+def _host(flag: str, text: str) -> str:
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise ValueError(f"{flag}: {text!r} is no host; write IPv6 as [::1]:29400") from None
+    elif not re.fullmatch(r"[\w.-]+", host):
+        raise ValueError(f"{flag}: {text!r} is no host; give a name or an IP address")
+    return host
+
+
+def _nproc(text: str, environ: Mapping[str, str]) -> int:
+    if re.fullmatch(r"[+-]?\d+", text):
+        if int(text) < 1:
+            raise ValueError(f"--nproc-per-node must be 1 or more, not {text}")
+        return int(text)
+    if text == "cpu":
+        return len(os.sched_getaffinity(0))
+    if not re.fullmatch(r"[A-Za-z_]\w*", text):
+        raise ValueError(f"--nproc-per-node must be a number, auto, cpu, gpu or xpu, not {text!r}")
+    ask = [_python(environ), "-c", _COUNT_DEVICES, text]
+    try:
+        asked = subprocess.run(ask, env=dict(environ), capture_output=True, text=True, timeout=300, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise ValueError(
+            f"--nproc-per-node={text}: torch could not be asked for devices ({said[-1]}); give a number"
+        ) from error
+    # torch and its extensions may have printed before it.
+    count = asked.stdout.split()[-1]
+    if count == "unknown":
+        raise ValueError(f"--nproc-per-node must be a number, auto, cpu, gpu or xpu, not {text!r}")
+    if int(count) < 1:
+        raise ValueError(f"--nproc-per-node={text}: torch sees no {text} on this machine; give a number or cpu")
+    return int(count)
+
+
+def _python(environ: Mapping[str, str]) -> str:
+    python = environ.get("PYTHON_EXEC", sys.executable)
+    if not shutil.which(python, path=environ.get("PATH")):
+        raise ValueError(f"PYTHON_EXEC={python}: no such program; correct or unset it")
+    return python
+
+
+def _command(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
+    script, rest = args.training_script, args.training_script_args
+    if args.run_path:
+        if not Path(script).is_absolute():
+            raise ValueError(f"--run-path needs an absolute path; give {Path(script).absolute()}")
+        _check_script(script)
+        return (_python(environ), "-u", "-m", "outlast.worker.run_path", script, *rest)
+    if args.no_python:
+        if args.module:
+            raise ValueError("--no-python and --module (-m) do not go together; drop one")
+        _check_program(script, environ)
+        return (script, *rest)
+    if args.module:
+        return (_python(environ), "-u", "-m", script, *rest)
+    _check_script(script)
+    return (_python(environ), "-u", script, *rest)
+
+
+def _check_script(script: str) -> None:
+    if not Path(script).exists():
+        raise ValueError(f"no script {Path(script).absolute()}; correct the path, or give -m for a module")
+
+
+def _check_program(program: str, environ: Mapping[str, str]) -> None:
+    if shutil.which(program, path=environ.get("PATH")):
+        return
+    if not Path(program).is_file():
+        raise ValueError(f"--no-python: no program {program!r}; correct its name or PATH")
+    if os.access(program, os.X_OK):
+        raise ValueError(f"--no-python: {program!r} is not on PATH; give ./{program}")
+    raise ValueError(f"--no-python: {program!r} is not executable; chmod +x it, or drop --no-python")
+
+
+def _signals(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in signal.Signals.__members__:
+            raise ValueError(f"--signals-to-handle: unknown signal {name!r}{nearest(name, signal.Signals.__members__)}")
+        if name in ("SIGKILL", "SIGSTOP"):
+            raise ValueError(f"--signals-to-handle: {name} cannot be handled by any process; drop it")
+    return names
+
+
+def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> float:
+    name, text = "--shutdown-timeout", str(given)
+    if given is None:
+        name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+        text = environ.get(name, "30").strip()
+    if not text.isdecimal():
+        raise ValueError(f"{name} must be a whole number of seconds, 0 or more, not {text!r}")
+    return float(text)
+
+
+def _logs(args: argparse.Namespace, environ: Mapping[str, str]) -> Logs:
+    if args.log_dir is not None:
+        _check_log_dir(Path(args.log_dir))
+    specs = args.logs_specs
+    if specs is not None and not metadata.entry_points(group="torchrun.logs_specs", name=specs):
+        raise ValueError(f"--logs-specs: no entry point {specs!r} in the group torchrun.logs_specs; install it")
+    return Logs(
+        log_dir=args.log_dir,
+        redirects=_std("--redirects", args.redirects),
+        tee=_std("--tee", args.tee),
+        ranks=_ranks(args.local_ranks_filter),
+        stdout_filters=tuple(args.duplicate_stdout_filters),
+        stderr_filters=tuple(args.duplicate_stderr_filters),
+        prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        specs=specs,
+    )
+
+
+def _check_log_dir(path: Path) -> None:
+    for each in (path, *path.parents):
+        if each.is_dir():
+            return
+        if each.exists():
+            raise ValueError(f"--log-dir {path}: {each} is a file, not a directory; give another path")
+
+
+def _std(flag: str, text: str) -> Std | dict[int, Std]:
+    if re.fullmatch(r"[0-3]", text):
+        return Std(int(text))
+    if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        pairs = (pair.split(":") for pair in text.split(","))
+        return {int(rank): Std(int(std)) for rank, std in pairs}
+    raise ValueError(f"{flag} must be 0, 1, 2 or 3, or local ranks with one each as 0:1,1:3, not {text!r}")
+
+
+def _ranks(text: str) -> frozenset[int]:
+    if not text:
+        return frozenset()
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise ValueError(f"--local-ranks-filter must be local ranks as 0,1,2, not {text!r}")
+    return frozenset(map(int, text.split(",")))

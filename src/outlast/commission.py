@@ -1,0 +1,25 @@
+"""What a coordinator is born with: handed over by the agent that starts it, on its standard input."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast.core.job import Rules
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """Certificate files. Without them the coordinator makes a certificate of its own, for its own life."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+
+
+class Commission(msgspec.Struct, frozen=True):
+    rules: Rules
+    token: str
+    listener: int  # the file descriptor of a socket that listens already
+    shutdown_timeout: float
+    tls: Tls | None = None
+    token_file: str = ""  # removed when the coordinator ends, which may be after the agent that left it there
+    log_level: str = "info"

@@ -1,0 +1,45 @@
+"""`python -m outlast.coordinator`: started by an agent, with its commission on standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from outlast import log
+from outlast.commission import Commission
+from outlast.coordinator import tls
+from outlast.coordinator.server import Server
+from outlast.messages import Over
+
+LAST_WORDS = 5.0  # after the workers' own time to shut down, for agents to say goodbye
+
+
+def main() -> int:
+    commission = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Commission)
+    logger = log.configure(commission.log_level, "coordinator")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for every node
+    listener = socket.socket(fileno=commission.listener)
+    listener.setblocking(False)
+    context, binding = tls.server_side(commission.tls) if commission.tls is not None else (None, b"")
+
+    async def coordinate() -> Over:
+        server = Server(commission.rules, commission.token, binding=binding)
+        return await server.serve(listener, tls=context, linger=commission.shutdown_timeout + LAST_WORDS)
+
+    try:
+        over = asyncio.run(coordinate())
+    finally:
+        if commission.token_file:
+            Path(commission.token_file).unlink(missing_ok=True)
+    logger.debug("the coordinator ends: %s", over.reason)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

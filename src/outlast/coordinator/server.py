@@ -1,0 +1,230 @@
+"""The socket around the core: connections become events, commands become messages.
+
+One event loop, no thread, no lock. A connection that closes is a node that has ended; one that breaks or falls
+silent may still have workers, and the core is told until when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from socket import socket
+
+import msgspec
+
+from outlast.core.job import Command, Event, Job, Joined, Lost, Note, Reported, Rules, Send, Tick
+from outlast.core.liveness import Liveness
+from outlast.messages import FromAgent, FromCoordinator, Join, Over
+from outlast.wire import Wire, WireError
+
+HANDSHAKE_TIMEOUT = 10.0
+BACKLOG = 4096  # the whole of a large job may knock at the same moment
+
+log = logging.getLogger("coordinator")
+_decoder = msgspec.msgpack.Decoder(FromAgent)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Peer(asyncio.Protocol):
+    """One connection. It knows its node once that has joined."""
+
+    def __init__(self, server: Server) -> None:
+        self.node: str | None = None
+        self.address = "?"
+        self._server = server
+        self._wire = Wire(server.token, agent=False, binding=server.binding)
+        self._transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        host = transport.get_extra_info("peername")
+        self.address = f"{host[0]}:{host[1]}" if host else "?"
+        self._patience = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT, self._refuse, "it said nothing")
+        self._server.peers.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            payloads = self._wire.feed(data)
+            reply = self._wire.take()
+            if reply and self._transport is not None:
+                self._transport.write(reply)
+            for payload in payloads:
+                self._received(_decoder.decode(payload))
+        except (WireError, msgspec.DecodeError) as error:
+            self._refuse(str(error))
+
+    def _received(self, message: FromAgent) -> None:
+        if isinstance(message, Join):
+            if self.node is not None:
+                raise WireError("it joined twice on one connection")
+            self.node = message.node
+            if self._patience is not None:
+                self._patience.cancel()
+            self._server.joined(self, message)
+        elif self.node is None:
+            raise WireError("it reported before it joined")
+        else:
+            self._server.reported(self, self.node, message)
+
+    def _refuse(self, why: str) -> None:
+        log.warning("closed the connection from %s: %s", self.address, why)
+        self.abort()
+
+    def send(self, message: FromCoordinator) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._wire.pack(_encoder.encode(message)))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._server.gone(self, error)
+
+
+class Server:
+    """One job's coordinator. Made within a running event loop.
+
+    over = await Server(rules, token="…").serve(listener)
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        token: str,
+        *,
+        binding: bytes = b"",
+        observe: Callable[[Event, float], None] | None = None,
+    ) -> None:
+        self.token = token
+        self.binding = binding
+        self.peers: set[Peer] = set()
+        self._rules = rules
+        self._observe = observe
+        self._of: dict[str, Peer] = {}
+        self._liveness = Liveness(rules.node_timeout)
+        self._loop = asyncio.get_running_loop()
+        self._job = Job(rules, self._loop.time())
+        self._timer: asyncio.TimerHandle | None = None
+        self._over: asyncio.Future[Over] = self._loop.create_future()
+        self._empty = asyncio.Event()
+
+    async def serve(self, listener: socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
+        """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
+        self._arm()
+        listening = await self._loop.create_server(lambda: Peer(self), sock=listener, backlog=BACKLOG, ssl=tls)
+        async with listening:
+            over = await self._over
+            try:
+                await asyncio.wait_for(self._all_gone(), linger)
+            except asyncio.TimeoutError:
+                log.warning("%d nodes did not say goodbye", len(self._of))
+            for peer in list(self.peers):
+                peer.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        return over
+
+    async def _all_gone(self) -> None:
+        while self._of:
+            self._empty.clear()
+            await self._empty.wait()
+
+    # -- what connections tell
+
+    def joined(self, peer: Peer, join: Join) -> None:
+        older = self._of.get(join.node)
+        self._of[join.node] = peer
+        if older is not None:
+            older.abort()
+        self._liveness.heard(join.node, self._now())
+        self._feed(Joined(join))
+
+    def reported(self, peer: Peer, node: str, message: FromAgent) -> None:
+        if self._of.get(node) is peer and not isinstance(message, Join):
+            self._liveness.heard(node, self._now())
+            self._feed(Reported(node, message))
+
+    def gone(self, peer: Peer, error: Exception | None) -> None:
+        self.peers.discard(peer)
+        node = peer.node
+        if node is None or self._of.get(node) is not peer:
+            return
+        if error is None:
+            self._lose(node, Lost(node, "its connection closed"))
+        else:
+            # Nobody closed it, it broke: the agent may live on, and its workers until their lease ends.
+            until = self._liveness.heard_at(node, self._now()) + self._rules.node_timeout
+            self._lose(node, Lost(node, f"its connection broke ({error})", until))
+
+    def _lose(self, node: str, event: Lost) -> None:
+        self._forget(node)
+        self._feed(event)
+
+    def _forget(self, node: str) -> Peer | None:
+        self._liveness.forget(node)
+        peer = self._of.pop(node, None)
+        if not self._of:
+            self._empty.set()
+        return peer
+
+    # -- the core
+
+    def _now(self) -> float:
+        return self._loop.time()
+
+    def _feed(self, event: Event) -> None:
+        now = self._now()
+        if self._observe is not None:
+            self._observe(event, now)
+        for command in self._job.handle(event, now):
+            self._carry_out(command)
+        if self._job.outcome is not None and not self._over.done():
+            self._over.set_result(self._job.outcome)
+        self._arm()
+
+    def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Send):
+            peer = self._of.get(command.node)
+            if peer is not None:
+                peer.send(command.message)
+        elif isinstance(command, Note):
+            log.info("%s", command.text)
+        else:
+            peer = self._forget(command.node)
+            if peer is not None:
+                peer.close()
+
+    def _arm(self) -> None:
+        """Wake up at the next deadline. A timer that fires too early costs nothing; one is never late."""
+        times = [t for t in (self._job.deadline(), self._liveness.deadline()) if t is not None]
+        if not times:
+            return
+        due = min(times)
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        for node in self._liveness.silent(self._now()):
+            peer = self._of.get(node)
+            if peer is not None:
+                peer.abort()
+                self._lose(node, Lost(node, f"nothing heard for {self._rules.node_timeout:g} s"))
+        deadline = self._job.deadline()
+        if deadline is not None and deadline <= self._now():
+            self._feed(Tick())
+        self._arm()

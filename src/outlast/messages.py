@@ -1,0 +1,136 @@
+"""What agent and coordinator say to each other. Plain data: nothing here acts, and nothing is unpickled.
+
+Every message after `Join` is a full statement, not a step: it may be lost, doubled, late or out of order,
+and the next one of its kind repairs it. What could be late carries its generation.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+PROTOCOL = 1  # agents and coordinators of different numbers refuse each other, with a clear line
+
+
+class State(str, Enum):
+    """What a node's workers do, as its agent last saw it."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    FINISHED = "finished"  # every worker of the generation exited with 0
+    FAILED = "failed"  # at least one did not
+
+
+class Leaving(str, Enum):
+    """Why a node wants out."""
+
+    NO = ""
+    DRAIN = "drain"  # SIGTERM: this node goes, the job goes on
+    INTERRUPT = "interrupt"  # Ctrl-C: the whole job ends
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """One worker's end, as evidence."""
+
+    node: str
+    host: str
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int  # negative: the signal, as subprocess has it
+    at: float  # wall-clock time
+    message: str
+    error_file: str = "<N/A>"
+    error: str = ""  # the error file as torch's @record wrote it
+
+
+class Assignment(msgspec.Struct, frozen=True, array_like=True):
+    """One node's place in a generation. Its size does not grow with the number of nodes."""
+
+    generation: int
+    group_rank: int
+    group_world_size: int
+    first_rank: int
+    world_size: int
+    role_rank: int  # of this node's first worker, among the workers of its role
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+    """The whole truth about a node: sent when it changes, and once per heartbeat."""
+
+    seq: int
+    floor: int  # no generation up to this one will ever start here again
+    generation: int  # the newest that was started here; 0: none
+    state: State
+    clear: bool  # no worker process is alive here
+    store_port: int  # reserved here for the next generation's store
+    leaving: Leaving = Leaving.NO
+    failures: tuple[Failure, ...] = ()
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+    """The first message of an agent on every connection."""
+
+    node: str  # unique to one life of one agent
+    name: str
+    nproc: int
+    role: str
+    addr: str
+    job: str
+    entrypoint: str
+    nnodes: tuple[int, int]
+    report: Report
+    infra_rank: int | None = None
+    protocol: int = PROTOCOL
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """The coordinator takes the node in. The lease: how long workers may run on without an `Ack`."""
+
+    heartbeat: float
+    lease: float
+    restart_grace: float
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
+    """Report `seq` was heard, and its sender is still part of the job: the lease is renewed."""
+
+    seq: int
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+    """Start the workers of this generation."""
+
+    assignment: Assignment
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Stop every worker up to this generation, and never start one of them again."""
+
+    generation: int
+    graceful: bool = False  # the workers get the whole shutdown time-out to end by themselves
+
+
+class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
+    """The job has ended, for this node (`left`) or for all."""
+
+    success: bool
+    reason: str
+    failures: tuple[Failure, ...] = ()  # the root first
+    story: tuple[str, ...] = ()  # what happened on the way, a line each
+    left: bool = False
+
+
+class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
+    """This agent cannot be part of the job; the reason says what to change."""
+
+    reason: str
+
+
+FromAgent = Join | Report
+FromCoordinator = Welcome | Ack | Start | Stop | Over | Refuse

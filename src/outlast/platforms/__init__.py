@@ -1,0 +1,1 @@
+"""What gives us nodes: what each platform says about the node that we run on."""

@@ -1,0 +1,46 @@
+"""`outlast run` as a function, for those who start jobs from Python.
+
+import outlast.run
+
+outlast.run.main(["--nproc-per-node=2", "train.py", "--epochs", "3"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from outlast import log
+from outlast.agent.launcher import launch_node
+from outlast.agent.link import Unreachable
+from outlast.agent.summary import failure_summary, forward_error_file, root_failure
+from outlast.cli.flags import parse
+from outlast.errors import JobFailed
+from outlast.messages import Over
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run this node of a job, with the flags of `outlast run` (by default those of this process).
+
+    Returns when the job has succeeded. Raises `outlast.JobFailed` when it has not, and ValueError, before
+    anything is started, for flags that do not go together or cannot be followed.
+    """
+    launch, loaded = parse(sys.argv[1:] if argv is None else argv)
+    logger = log.configure(loaded.settings.log_level, "agent")
+    if launch.omp_default:
+        logger.warning("OMP_NUM_THREADS is not set: it is 1 for each of the %d workers, tune it", launch.nproc)
+    try:
+        over = asyncio.run(launch_node(launch, loaded.settings))
+    except (OSError, Unreachable) as error:
+        raise JobFailed(str(error)) from error
+    if not over.success:
+        raise _failed(launch.entrypoint, over)
+
+
+def _failed(entrypoint: str, over: Over) -> JobFailed:
+    if not over.failures:
+        return JobFailed(over.reason)
+    forward_error_file(root_failure(over.failures), os.environ)
+    return JobFailed(over.reason, over.failures, summary=failure_summary(entrypoint, over.failures))

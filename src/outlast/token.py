@@ -1,0 +1,77 @@
+"""Where the job's token comes from.
+
+A job that stays on this machine makes its own and leaves it where only the same user can read it, so that a second
+agent on the machine can join. On any other address the user has to give one, or to say that there is none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+from outlast.launch import Endpoint
+
+
+def make() -> str:
+    """A new token.
+
+    >>> len(make())
+    32
+    """
+    return secrets.token_hex(16)
+
+
+def is_local(address: str) -> bool:
+    """Whether this address is reached from this machine alone.
+
+    >>> is_local("127.0.0.1"), is_local("::1"), is_local("10.0.0.1")
+    (True, True, False)
+    """
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def required(endpoint: Endpoint) -> ValueError:
+    """What to tell a user whose job needs a token and has none."""
+    return ValueError(
+        f"{endpoint} can be reached from other machines, so the job needs a token: set OUTLAST_TOKEN to the same "
+        "secret on every node ('outlast token' prints a fresh one), or say --no-auth to let anybody join"
+    )
+
+
+def leave(port: int, token: str) -> Path:
+    """Put the token where other agents of this user on this machine find it. Its coordinator removes the file."""
+    path = _path(port)
+    draft = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+    draft.rename(path)
+    return path
+
+
+def find(port: int) -> str | None:
+    """The token of the job that listens on this port of this machine; None if this user has none there."""
+    try:
+        return _path(port).read_text() or None
+    except FileNotFoundError:
+        return None
+
+
+def _path(port: int) -> Path:
+    # Ports are numbered anew in every network namespace, the temporary directory is not.
+    return _directory() / f"{Path('/proc/self/ns/net').stat().st_ino}-{port}.token"
+
+
+def _directory() -> Path:
+    path = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(
+            f"{path} is not a private directory of yours: remove it, or set OUTLAST_TOKEN on every node"
+        )
+    return path

@@ -1,0 +1,112 @@
+"""What every test gets: a check that it leaves nothing behind, and hosts to run on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hosts import SHM, Cluster, Host, entries, made_by
+from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
+
+EXIT_TIMEOUT = 5.0  # for those that were told to end and are on their way
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A temporary directory of this run alone: other jobs on the machine have their runtime files in /tmp too.
+
+    Its path is short, because the paths of sockets must be.
+    """
+    tmp_path_factory.getbasetemp()  # stays in the machine's own, where pytest keeps it for a look afterwards
+    path = Path(tempfile.mkdtemp(prefix="ol-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(path))
+        patch.setattr(tempfile, "tempdir", None)
+        yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(temporary_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail the test that leaves a process, shared memory or a runtime file behind, and remove them."""
+    test_id = uuid.uuid4().hex
+    monkeypatch.setenv(TEST_ID, test_id)
+    before = set(psutil.Process().children(recursive=True))
+    shm_before = set(entries(SHM))
+    runtime = temporary_directory / f"outlast-{os.getuid()}"
+
+    yield
+
+    def processes() -> list[int]:
+        ours = marked(lambda mark: mark.startswith(test_id))
+        return sorted({*ours, *(child.pid for child in new_children(before))})
+
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    while (pids := processes()) and time.monotonic() < deadline:
+        await_exit(pids, deadline - time.monotonic())
+    left = [f"process {describe(pid)}" for pid in pids]
+    if left:
+        kill_all(processes)
+    forget(test_id)
+    shm = [SHM / name for name in set(entries(SHM)) - shm_before]
+    for path in [*(path for path in shm if not of_another_job(path)), *runtime.glob("*")]:
+        left.append(f"file {path}")
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if left:
+        pytest.fail("the test left behind: " + ", ".join(left), pytrace=False)
+
+
+def new_children(before: set[psutil.Process]) -> Iterator[psutil.Process]:
+    """The running descendants of this process that were not there before, by pid and time of start."""
+    for child in set(psutil.Process().children(recursive=True)) - before:
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                yield child
+
+
+def of_another_job(path: Path) -> bool:
+    """Whether shared memory belongs to a job beside this one: somebody who is not of this test still has it."""
+    if maker := made_by(path.name):
+        return maker != os.getpid()
+    others = set(psutil.pids()) - {os.getpid()}
+    return any(has_open(pid, path) for pid in others)
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has the file mapped or open."""
+    process = Path(f"/proc/{pid}")
+    try:
+        if str(path) in (process / "maps").read_text(errors="replace"):
+            return True
+        return any(fd.readlink() == path for fd in (process / "fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False  # just gone, or another user's
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[[int], list[Host]]]:
+    """`hosts(3)` gives three hosts on a network of their own; several calls give several networks."""
+    with ExitStack() as clusters:
+        made: list[Host] = []
+
+        def make(size: int) -> list[Host]:
+            cluster = clusters.enter_context(Cluster(size))
+            made.extend(cluster.hosts)
+            return cluster.hosts
+
+        yield make
+        left = [f"{path} on {host.name}" for host in made if host.on for path in host.leftovers()]
+    if left:
+        pytest.fail("the test left behind: " + ", ".join(left), pytrace=False)

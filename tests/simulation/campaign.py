@@ -1,0 +1,87 @@
+"""Many schedules, one after the other: `python tests/simulation/campaign.py --seeds 0:100000`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from invariants import Violation
+from simulator import Simulation
+
+from outlast.core.job import Job
+
+STORY_LINES = 40
+REPLAYED = 8  # one in so many schedules is replayed from its journal
+
+
+def run(seed: int, *, job: type[Job] = Job) -> Simulation:
+    """One schedule to its end, and some of them a second time from the journal."""
+    simulation = Simulation(seed, job=job)
+    simulation.run()
+    if seed % REPLAYED == 0:
+        simulation.replay(job(simulation.rules, 0.0))
+    return simulation
+
+
+def tell(seed: int) -> str:
+    """The story of a schedule that breaks an invariant: what happened just before."""
+    simulation = Simulation(seed, trace=True)
+    try:
+        simulation.run()
+        simulation.replay(Job(simulation.rules, 0.0))
+        end = "it does not break anything"
+    except Violation as violation:
+        end = str(violation)
+    lines = (simulation.story or [])[-STORY_LINES or None :]
+    return "\n".join([f"seed {seed}", str(simulation.rules), *lines, end])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:2000", help="first:last, the last not included")
+    parser.add_argument("--story", type=int, default=STORY_LINES, help="how many lines before a violation are shown")
+    parser.add_argument("--keep-going", action="store_true", help="count violations instead of stopping at the first")
+    arguments = parser.parse_args()
+    first, last = (int(part) for part in arguments.seeds.split(":"))
+    globals()["STORY_LINES"] = arguments.story
+    began = time.perf_counter()
+    events, virtual, generations = 0, 0.0, 0
+    endings: Counter[str] = Counter()
+    broken: dict[str, list[int]] = {}
+    for seed in range(first, last):
+        try:
+            simulation = run(seed)
+        except Violation as violation:
+            broken.setdefault(violation.invariant, []).append(seed)
+            if not arguments.keep_going:
+                break
+            continue
+        events += simulation.events
+        virtual += simulation.t
+        generations += simulation.job.generation
+        endings[ending(simulation)] += 1
+    took = time.perf_counter() - began
+    done = sum(endings.values())
+    print(f"{done} schedules in {took:.1f} s ({done / took:.0f}/s), {events} events, ", end="")
+    print(f"{virtual / 3600:.1f} simulated hours, {generations} generations")
+    print(", ".join(f"{count} {what}" for what, count in endings.most_common()))
+    for invariant, seeds in broken.items():
+        print(f"BROKEN {invariant}: {len(seeds)} seeds, {seeds[:8]}")
+    for seeds in broken.values():
+        print(tell(seeds[0]))
+    return 1 if broken else 0
+
+
+def ending(simulation: Simulation) -> str:
+    over = simulation.job.outcome
+    if over is None:
+        return "run on"
+    reasons = {"--max-restarts": "failed for restarts", "pend_timeout": "waited in vain", "interrupted": "interrupted"}
+    named = (name for mark, name in reasons.items() if mark in over.reason)
+    return "succeeded" if over.success else next(named, "lost all nodes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
