@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from outlast import log
+from outlast.agent.events import announce
 from outlast.agent.launcher import launch_node
 from outlast.agent.link import Unreachable
 from outlast.agent.summary import failure_summary, forward_error_file, root_failure
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         over = asyncio.run(launch_node(launch, loaded.settings))
     except (OSError, Unreachable) as error:
         raise JobFailed(str(error)) from error
+    announce(launch, over)
     if not over.success:
         raise _failed(launch.entrypoint, over)
 

@@ -21,6 +21,7 @@ class Schedule:
     faults: list[tuple[float, str]]
     quiet: float  # from here on nothing goes wrong any more
     work: float  # how long all members must run together to finish; infinite: they never do
+    spread: float  # how far apart they finish
     shutdown: float  # the whole time-out of a graceful stop
     backoff: float
     latency: float
@@ -47,6 +48,7 @@ def draw(random: Random) -> Schedule:
         faults=sorted((random.uniform(0, quiet), kind) for kind in kinds),
         quiet=quiet,
         work=float("inf") if random.random() < 0.5 else timeout * random.uniform(0.5, 8),
+        spread=timeout * random.choice((0.05, 0.5, 4)),
         shutdown=timeout * random.uniform(0.2, 4),
         backoff=timeout * random.uniform(0.02, 0.6),
         latency=timeout * random.choice((0.001, 0.01, 0.1)),

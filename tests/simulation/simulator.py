@@ -456,7 +456,7 @@ class Simulation:
     def _work_done(self, generation: int) -> None:
         if generation == self._newest and not self._broken:
             for group in self._groups:
-                self._after(self.random.random() * 0.5 * self.rules.node_timeout, self._finish, group)
+                self._after(self.random.random() * self.schedule.spread, self._finish, group)
 
     def _finish(self, group: Group) -> None:
         if not group.alive:
@@ -581,7 +581,7 @@ class Simulation:
             + 5 * (rules.last_call + schedule.shutdown + rules.restart_grace)
             + 25 * rules.node_timeout
             + FIRST_PATIENCE
-            + (2 * self._work if self._work < NEVER else 0)
+            + (3 * (self._work + schedule.spread) if self._work < NEVER else 0)
         )
         self._look(self.t + patience)
 

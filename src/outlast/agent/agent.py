@@ -87,6 +87,7 @@ class Agent:
         for name in self._launch.signals:
             number = signal.Signals[name]
             self._loop.add_signal_handler(number, self._signalled, number)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
         linking = asyncio.create_task(self._link.run())
         try:
             linking.add_done_callback(self._link_ended)
@@ -107,6 +108,10 @@ class Agent:
         for port in (self._port, self._port_in_use):
             if port is not None:
                 port.release()
+
+    def _reap_orphans(self) -> None:
+        if self._group is not None:
+            self._group.reap_orphans()
 
     def _link_ended(self, linking: asyncio.Task[None]) -> None:
         error = None if linking.cancelled() else linking.exception()

@@ -6,15 +6,14 @@ It ends by itself when the job is over, or when no node is left.
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import os
 import socket
 import subprocess
 import sys
 
 import msgspec
 
+from outlast.agent.pidfd import exited
 from outlast.commission import Commission
 from outlast.launch import Endpoint
 
@@ -89,15 +88,7 @@ class HostedCoordinator:
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        descriptor = os.pidfd_open(self._process.pid)
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+        await exited(self._process.pid)
         return self._process.wait()
 
     def kill(self) -> None:

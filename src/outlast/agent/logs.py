@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from string import Template
 from typing import Any, Protocol
@@ -252,6 +251,8 @@ class _SpecsLayout:
     """A user's own subclass of torch's `LogsSpecs`: at their wish, and only then, torch is imported here."""
 
     def __init__(self, logs: Logs, name: str) -> None:
+        from importlib import metadata  # slow to import, and hardly anybody needs it
+
         found = metadata.entry_points(group="torchrun.logs_specs", name=name)
         if not found:
             raise ValueError(f"Could not find entrypoint under 'torchrun.logs_specs[{name}]' key")

@@ -14,11 +14,12 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from outlast.agent.pidfd import exited, pidfd_open
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ ABANDON_AFTER = 10.0
 _MARK = "OUTLAST_WORKER_GROUP"  # tells our workers' descendants from all other children of this process
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_PIDFD_OPEN = 434  # the same number on every architecture that torch runs on
 _SETTABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 # Resolved now, because between fork and exec nothing may be looked up.
@@ -264,7 +264,7 @@ def _spawn(local_rank: int, command: Sequence[str], environment: Mapping[str, st
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        pidfd = _pidfd_open(process.pid)
+        pidfd = pidfd_open(process.pid)
     except OSError as error:
         process.kill()
         process.wait()
@@ -305,18 +305,6 @@ def _why_not(program: str, error: OSError) -> str:
     return f"cannot start {program!r}: {error.strerror}; {hint}"
 
 
-def _pidfd_open(pid: int) -> int:
-    if sys.version_info >= (3, 9) and hasattr(os, "pidfd_open"):
-        return os.pidfd_open(pid)
-    # Pythons that were built on an old system lack the call even where the kernel has it.
-    descriptor = int(_libc.syscall(_PIDFD_OPEN, pid, 0))
-    if descriptor < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    os.set_inheritable(descriptor, False)
-    return descriptor
-
-
 def _exit_code(pid: int) -> int:
     """The exit code of a process that has exited, which stays a zombie."""
     try:
@@ -331,20 +319,10 @@ def _exit_code(pid: int) -> int:
 
 async def _gone(pid: int, timeout: float) -> None:
     """Wait until our child has exited, and reap it."""
-    loop = asyncio.get_running_loop()
     try:
-        pidfd = _pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    exited = asyncio.Event()
-    loop.add_reader(pidfd, exited.set)
-    try:
-        await asyncio.wait_for(exited.wait(), max(timeout, 0))
+        await asyncio.wait_for(exited(pid), max(timeout, 0))
     except asyncio.TimeoutError:
         pass  # the caller watches the deadline
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
     _reap(pid)
 
 

@@ -24,6 +24,7 @@ from outlast.launch import Endpoint, Launch, Logs, Std
 
 _STATIC_PORT = 29500
 _C10D_PORT = 29400
+_EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")  # those that torch itself registers
 
 # Asked in a Python of its own: importing torch here would cost the agent its start and its memory.
 _COUNT_DEVICES = """
@@ -248,11 +249,17 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         shutdown_timeout=_shutdown_timeout(args.shutdown_timeout, environ),
         virtual_local_rank=args.virtual_local_rank,
         numa_binding=args.numa_binding,
-        event_log_handler=args.event_log_handler,
+        event_log_handler=_event_log_handler(args.event_log_handler),
         omp_default=nproc > 1 and "OMP_NUM_THREADS" not in environ,
         logs=_logs(args, environ),
     )
     return launch, loaded
+
+
+def _event_log_handler(name: str) -> str:
+    if name not in _EVENT_LOG_HANDLERS:
+        raise ValueError(f"--event-log-handler is one of {', '.join(_EVENT_LOG_HANDLERS)}, not {name!r}")
+    return name
 
 
 def _comma_separated(text: str) -> list[str]:

@@ -144,7 +144,7 @@ class _Node:
     @property
     def clear(self) -> bool:
         """No worker runs there, and none of a generation that it was ever told to start can start any more."""
-        return self.report.clear and self.report.floor >= self.sent
+        return self.report.clear and (self.leaving or self.report.floor >= self.sent)
 
     def candidate(self) -> Candidate:
         j = self.join
@@ -227,6 +227,12 @@ class Job:
             self._out.append(Drop(join.node))
             return
         node = self._nodes.get(join.node)
+        if node is not None and join.report.seq <= node.report.seq:
+            # The agent left this connection before it made the one that this has just replaced, and its end will
+            # not mean that the agent has ended. It must come back on a third.
+            self._out.append(Drop(join.node))
+            self._lost(Lost(join.node, "an old connection of it came late", now + self.rules.node_timeout), now)
+            return
         if node is None:
             node = self._nodes[join.node] = _Node(join)
             self._connected += 1
@@ -377,6 +383,9 @@ class Job:
             self._nodes[name].until = None
             self._place(name, self._nodes[name])
         if self._waiting:
+            return
+        if not self._unfinished:
+            self._end(True, "every worker finished", now)
             return
         if self._failures and not self._departed:
             root = self._failures[0]

@@ -1,0 +1,180 @@
+"""A job on several hosts, as the tests of membership see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from hosts import Host
+from processes import Process, python
+
+HERE = Path(__file__).parent
+PORT = 29400
+
+# For jobs whose nodes come one after the other and fail on purpose. Not for those that show the defaults.
+QUICK = ("--ft-last-call=0", "--node-timeout=1.5", "--ft-restart-grace=0.2")
+
+
+class Place(NamedTuple):
+    """What one worker found in its environment."""
+
+    host: str
+    generation: int
+    rank: int
+    world_size: int
+    group_rank: int
+    group_world_size: int
+    master_addr: str
+    master_port: int
+    restarts: int
+
+
+class LineUp(NamedTuple):
+    """One generation, as its workers see it."""
+
+    generation: int
+    restarts: int
+    master: tuple[str, int]
+    ranks: dict[str, list[int]]  # of each host's workers
+
+    @property
+    def order(self) -> list[str]:
+        """The hosts, by their ranks."""
+        return sorted(self.ranks, key=lambda host: self.ranks[host])
+
+
+class Node(NamedTuple):
+    """An agent on a host."""
+
+    host: Host
+    agent: Process
+
+
+class ElasticJob:
+    """One job, of workers that stand in for training. The first host is its endpoint and hosts the coordinator.
+
+    As a context manager it checks at the end what always holds: at most one generation ran at any time.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        directory: Path,
+        *flags: str,
+        nproc: int = 1,
+        worker: Sequence[str] = (),
+        script: Path = HERE / "worker.py",
+    ) -> None:
+        self.hosts = list(hosts)
+        self._directory = directory / "job"
+        self._directory.mkdir()
+        self._nproc = nproc
+        self._flags = [f"--nproc-per-node={nproc}", f"--rdzv-endpoint={hosts[0].name}:{PORT}", *flags]
+        self._worker = [script, self._directory, *worker]
+        self._ports: set[tuple[str, int]] = set()
+
+    def __enter__(self) -> ElasticJob:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.at_most_one_generation_ran()
+
+    def start(self, host: Host, *flags: str, env: Mapping[str, str] | None = None) -> Node:
+        """Start a node of the job on the host."""
+        argv = [python(), "-m", "outlast", "run", *self._flags, *flags, *self._worker]
+        secret = {"OUTLAST_TOKEN": "a token of these tests", "OMP_NUM_THREADS": "1"}
+        return Node(host, host.start(argv, env={**secret, **(env or {})}))
+
+    def start_all(self, *flags: str) -> list[Node]:
+        """Start a node on every host."""
+        return [self.start(host, *flags) for host in self.hosts]
+
+    def line_up(self, *nodes: Node, timeout: float = 60) -> LineUp:
+        """Await the next generation that has these nodes and no others, and check that its workers agree."""
+        places = [place for node in nodes for place in self._places(node, len(nodes), timeout)]
+        world = len(places)
+        assert len({place.generation for place in places}) == 1, places
+        assert len({place.restarts for place in places}) == 1, places
+        assert {place.world_size for place in places} == {world}, places
+        assert sorted(place.rank for place in places) == list(range(world)), places
+        assert all(place.group_rank == place.rank // self._nproc for place in places), places
+        # The store is on the host of rank 0, on a port that no generation before it had.
+        masters = {(place.master_addr, place.master_port) for place in places}
+        first = next(place for place in places if place.rank == 0)
+        address = next(node.host.address for node in nodes if node.host.name == first.host)
+        assert {master[0] for master in masters} == {address}, places
+        assert len(masters) == 1, places
+        assert not masters & self._ports, f"{masters} served an older generation too"
+        self._ports |= masters
+        ranks: dict[str, list[int]] = {}
+        for place in sorted(places, key=lambda place: place.rank):
+            ranks.setdefault(place.host, []).append(place.rank)
+        return LineUp(first.generation, first.restarts, masters.pop(), ranks)
+
+    def _places(self, node: Node, size: int, timeout: float) -> Iterator[Place]:
+        for _ in range(self._nproc):
+            words = rf'^worker (\{{.*"group_world_size": {size},.*\}})$'
+            yield Place(**json.loads(node.agent.wait_for(words, timeout)[1]))
+
+    def fail_worker(self, host: Host, code: int) -> None:
+        """Let the worker of the host exit with the code, once."""
+        # Renamed into place: the worker must not find it half written.
+        written = self._directory / f"{host.name}.written"
+        written.write_text(str(code))
+        written.rename(self._directory / f"{host.name}.exit")
+
+    def finish(self) -> None:
+        """Let every worker finish."""
+        (self._directory / "finish").touch()
+
+    def succeeds(self, *nodes: Node) -> None:
+        """Let every worker finish, and check that every agent exits with 0 then."""
+        self.finish()
+        for node in nodes:
+            assert node.agent.wait() == 0, node.agent.output
+        for node in nodes:
+            assert_empty(node.host)
+
+    def generations(self) -> dict[int, list[tuple[float, float]]]:
+        """The lives of the workers of each generation: birth and last beat, on the clock that all hosts share."""
+        lives: dict[int, list[tuple[float, float]]] = {}
+        for path in self._directory.glob("*.*.host-*"):
+            generation = int(path.name.partition(".")[0])
+            lives.setdefault(generation, []).append(struct.unpack("dd", path.read_bytes()))
+        return dict(sorted(lives.items()))
+
+    def at_most_one_generation_ran(self) -> None:
+        """Check that the last beat of every generation comes before the first birth in the next."""
+        for (older, before), (newer, after) in pairwise(self.generations().items()):
+            last, first = max(beat for _, beat in before), min(birth for birth, _ in after)
+            assert last < first, f"generation {older} beat {last - first:.3f} s into generation {newer}"
+
+
+def assert_empty(host: Host) -> None:
+    """Check that nothing of a job that has ended runs on the host, but for a coordinator about to end."""
+    left = [pid for pid in host.processes() if _is_worker(pid)]
+    assert not left, f"workers {left} are left on {host.name}"
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return any(entry.startswith(b"OUTLAST_GENERATION=") for entry in environ) and pid != os.getpid()
+
+
+def reason(node: Node) -> str:
+    """The one line with which an agent ended."""
+    lines = [line for line in node.agent.lines if line.startswith("outlast run: error: ")]
+    assert len(lines) == 1, node.agent.output
+    return lines[0].removeprefix("outlast run: error: ")

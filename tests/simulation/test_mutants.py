@@ -1,0 +1,305 @@
+"""The simulator has teeth: each of these broken cores is caught. Several are bugs that the real one once had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from invariants import Violation
+from simulator import Simulation
+
+from outlast.core import job as job_module
+from outlast.core.job import Job, Joined, Lost, Phase
+from outlast.core.node import Node
+from outlast.core.roster import Candidate
+from outlast.messages import Ack, Assignment, FromCoordinator, Join, Leaving, Report, State
+
+MOST_SEEDS = 6000
+
+
+class NoBarrier(Job):
+    """Forms the next generation without waiting for the workers of the old one."""
+
+    def _while_stopping(self, now: float) -> None:
+        self._waiting.clear()
+        super()._while_stopping(now)
+
+
+class NobodyIsAGhost(Job):
+    """Takes every lost node's workers for dead at once."""
+
+    def _lost(self, event: Lost, now: float) -> None:
+        super()._lost(msgspec.structs.replace(event, until=None), now)
+
+
+class BelievesLateReports(Job):
+    """Takes every report for the newest."""
+
+    def _reported(self, name: str, report: Report, now: float, *, again: bool = False) -> None:
+        if name in self._nodes:
+            node = self._nodes[name]
+            node.report = msgspec.structs.replace(node.report, seq=-1)
+        super()._reported(name, report, now, again=again)
+
+
+class TrustsLateConnections(Job):
+    """Takes a connection that comes late for the agent's newest."""
+
+    def _joined(self, join: Join, now: float) -> None:
+        if join.node in self._nodes:
+            node = self._nodes[join.node]
+            newest, node.report = node.report, msgspec.structs.replace(node.report, seq=-1)
+            if join.report.seq < newest.seq:
+                join = msgspec.structs.replace(join, report=msgspec.structs.replace(newest))
+        super()._joined(join, now)
+
+
+class ChargesLosses(Job):
+    """Charges a restart for failures that come from a lost node."""
+
+    def _while_stopping(self, now: float) -> None:
+        self._departed = []
+        super()._while_stopping(now)
+
+
+class ChargesJoins(Job):
+    """Charges a restart for failures that come from stopping for a newcomer."""
+
+    def _while_stopping(self, now: float) -> None:
+        self._departed = [why for why in self._departed if not why.endswith("joined")]
+        super()._while_stopping(now)
+
+
+class ChargesTheCutOff(Job):
+    """Charges a restart for failures that come from a node that was cut off, and stopped its workers."""
+
+    def _while_stopping(self, now: float) -> None:
+        self._departed = [why for why in self._departed if "cut off" not in why]
+        super()._while_stopping(now)
+
+
+class ForgivesEverything(Job):
+    """Never charges a restart."""
+
+    def _while_stopping(self, now: float) -> None:
+        self._departed.append("nothing")
+        super()._while_stopping(now)
+
+
+class NeverGivesUp(Job):
+    """Forgets when it wanted to stop waiting for nodes."""
+
+    def deadline(self) -> float | None:
+        pend, self._pend = self._pend, None
+        due = super().deadline()
+        self._pend = pend
+        return due
+
+
+class ForgetsGhosts(Job):
+    """Forgets when the workers of a lost node are dead."""
+
+    def deadline(self) -> float | None:
+        return None if self.phase is Phase.STOPPING else super().deadline()
+
+
+class WakesForNothing(Job):
+    """Has a deadline, while it stops, that only forming a generation moves."""
+
+    def deadline(self) -> float | None:
+        due = super().deadline()
+        return self._empty if self.phase is Phase.STOPPING and self._empty is not None else due
+
+
+class KeepsTheReady(Job):
+    """Goes on counting on nodes that were ready once."""
+
+    def _place(self, name: str, node: job_module._Node) -> None:
+        before = self._ready.get(name)
+        super()._place(name, node)
+        if before is not None:
+            self._ready[name] = before
+
+
+class SaysThingsOnce(Job):
+    """Never repeats what a node may not have heard."""
+
+    def _remind(self, name: str, node: job_module._Node) -> None:
+        pass
+
+
+class OneIsEnough(Job):
+    """Takes the first node that finishes for all."""
+
+    def _while_running(self, now: float) -> None:
+        if len(self._unfinished) < len(self._roster):
+            self._unfinished.clear()
+        super()._while_running(now)
+
+
+class Remembers(Job):
+    """Decides by something that is in no event."""
+
+    lives = 0
+
+    def _joined(self, join: Join, now: float) -> None:
+        Remembers.lives += 1
+        super()._joined(join, now)
+        self._highest += Remembers.lives % 2
+
+
+class StartsWithoutALease(Node):
+    def _start(self, assignment: Assignment, now: float) -> None:
+        lease, self._lease_end = self._lease_end, float("inf")
+        super()._start(assignment, now)
+        self._lease_end = lease
+
+
+class StartsAgain(Node):
+    """Forgets what it has started, and what it was told never to start."""
+
+    def _start(self, assignment: Assignment, now: float) -> None:
+        if self.clear:
+            self.generation = self._floor = 0
+        super()._start(assignment, now)
+
+
+class OutlivesItsLease(Node):
+    """Does not care whether anybody still hears it."""
+
+    def _received(self, message: FromCoordinator, now: float) -> None:
+        super()._received(message, now)
+        if isinstance(message, Ack):
+            self._lease_end = float("inf")
+
+
+class StopsAtLeisure(Node):
+    """Once told to stop, takes its whole grace, also beyond its lease."""
+
+    def _is_leased(self) -> bool:
+        return super()._is_leased() and not self._stopping
+
+
+class LeasesFromTheAnswer(Node):
+    """Counts its lease from the answer, not from the question."""
+
+    def _received(self, message: FromCoordinator, now: float) -> None:
+        super()._received(message, now)
+        if isinstance(message, Ack) and self._welcome is not None:
+            self._lease_end = now + self._welcome.lease
+
+
+class WaitsForever(Node):
+    """Never hangs up on a silent coordinator, and reports only what changes."""
+
+    def deadline(self) -> float | None:
+        return self._lease_end if self._is_leased() else None
+
+
+class HidesTheCut(Node):
+    """Stops its workers when it is cut off, and does not say why."""
+
+    def _cut_off(self, now: float) -> None:
+        super()._cut_off(now)
+        if not self._failures:
+            self.state = State.RUNNING
+
+
+class CannotLeave(Node):
+    """Tells nobody that it wants to leave."""
+
+    def _tell(self, now: float, *, first: bool = False) -> None:
+        leaving, self._leaving = self._leaving, Leaving.NO
+        super()._tell(now, first=first)
+        self._leaving = leaving
+
+
+def caught(job: type[Job] = Job, node: type[Node] = Node) -> tuple[int, str]:
+    """The first seed that breaks an invariant, and which one."""
+    for seed in range(MOST_SEEDS):
+        simulation = Simulation(seed, job=job, node=node)
+        try:
+            simulation.run()
+            if job is Remembers:
+                simulation.replay(job(simulation.rules, 0.0))
+        except Violation as violation:
+            return seed, violation.invariant
+    return MOST_SEEDS, ""
+
+
+@pytest.mark.parametrize(
+    ("mutant", "invariant"),
+    [
+        (NoBarrier, "one generation"),
+        (NobodyIsAGhost, "one generation"),
+        (BelievesLateReports, ""),
+        (TrustsLateConnections, "one generation"),
+        (ChargesLosses, "only failures cost restarts"),
+        (ChargesJoins, "only failures cost restarts"),
+        (ChargesTheCutOff, "only failures cost restarts"),
+        (ForgivesEverything, "failures cost restarts"),
+        (NeverGivesUp, "nobody is stuck"),
+        (ForgetsGhosts, "nobody is stuck"),
+        (WakesForNothing, "no busy loop"),
+        (KeepsTheReady, "nobody is stuck"),
+        (SaysThingsOnce, "nobody is stuck"),
+        (OneIsEnough, "success is earned"),
+        (Remembers, "replay gives the same decisions"),
+    ],
+)
+def test_a_broken_job_is_caught(mutant: type[Job], invariant: str) -> None:
+    seed, broken = caught(job=mutant)
+    print(mutant.__name__, seed, broken)
+    assert broken == invariant
+
+
+@pytest.mark.parametrize(
+    ("mutant", "invariant"),
+    [
+        (StartsWithoutALease, "one generation"),
+        (StartsAgain, "generations only grow"),
+        (OutlivesItsLease, "one generation"),
+        (StopsAtLeisure, "one generation"),
+        (LeasesFromTheAnswer, "one generation"),
+        (WaitsForever, "nobody is stuck"),
+        (HidesTheCut, "only failures cost restarts"),
+        (CannotLeave, "nobody is stuck"),
+    ],
+)
+def test_a_broken_node_is_caught(mutant: type[Node], invariant: str) -> None:
+    seed, broken = caught(node=mutant)
+    print(mutant.__name__, seed, broken)
+    assert broken == invariant
+
+
+def by_name(members: list[Candidate], **_: object) -> list[Candidate]:
+    return sorted(members, key=lambda m: m.name, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken_rule"),
+    [
+        ("lease_of", lambda node_timeout: 1.5 * node_timeout),
+        ("rank", by_name),
+        ("world_of", lambda available, *, least, most, unit: min(available, most) if available >= least else 0),
+    ],
+)
+def test_a_broken_rule_is_caught(name: str, broken_rule: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, name, broken_rule)
+    seed, broken = caught()
+    print(name, seed, broken)
+    assert broken
+
+
+def test_a_floor_that_is_ignored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module._Node, "clear", property(lambda node: node.report.clear))
+    seed, broken = caught()
+    print("floor", seed, broken)
+    assert broken
+
+
+def test_joined_is_the_event_that_the_simulator_feeds() -> None:
+    simulation = Simulation(0)
+    simulation.run()
+    assert any(isinstance(event, Joined) for event, _, _ in simulation.journal)
