@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntFlag
+from ipaddress import ip_address
 
 import msgspec
 
@@ -34,6 +35,17 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     host: str
     port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it says itself that it is for this machine alone.
+
+        What a name leads to is no proof: many systems lead a machine's own name to 127.0.1.1.
+        """
+        try:
+            return self.host == "localhost" or ip_address(self.host.partition("%")[0]).is_loopback
+        except ValueError:
+            return False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -6,7 +6,6 @@ agent on the machine can join. On any other address the user has to give one, or
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import stat
@@ -23,15 +22,6 @@ def make() -> str:
     32
     """
     return secrets.token_hex(16)
-
-
-def is_local(address: str) -> bool:
-    """Whether this address is reached from this machine alone.
-
-    >>> is_local("127.0.0.1"), is_local("::1"), is_local("10.0.0.1")
-    (True, True, False)
-    """
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def required(endpoint: Endpoint) -> ValueError:

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 
 import msgspec
 
@@ -126,7 +127,7 @@ class Agent:
     def _signalled(self, number: signal.Signals) -> None:
         if self._node.leaving is not Leaving.NO:
             log.warning("%s again: ending at once", number.name)
-            self.abandon(Over(False, f"ended by a second {number.name}", left=True))
+            self.abandon(Over(False, f"ended by a second {number.name}"))
             return
         self._signal = number
         interrupt = number in INTERRUPTS
@@ -169,13 +170,19 @@ class Agent:
             name=self._name,
             nproc=launch.nproc,
             role=launch.role,
-            addr=launch.local_addr or self._link.address,
+            addr=launch.local_addr or self._address(),
             job=launch.job,
             entrypoint=launch.entrypoint,
             nnodes=(launch.min_nodes, launch.max_nodes),
             report=command.report,
             infra_rank=self._infra_rank,
         )
+
+    def _address(self) -> str:
+        """Where other nodes reach this one: as the network has it, or by the name that they reach it with already."""
+        address, endpoint = self._link.address, self._launch.endpoint
+        own = ip_address(address.partition("%")[0]).is_loopback and not endpoint.loopback
+        return endpoint.host if own else address
 
     # -- workers
 

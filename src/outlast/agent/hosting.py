@@ -10,6 +10,7 @@ import errno
 import socket
 import subprocess
 import sys
+from ipaddress import ip_address
 
 import msgspec
 
@@ -27,9 +28,12 @@ def listen(endpoint: Endpoint, host: bool | None) -> socket.socket | None:
     """
     if host is False:
         return None
-    addresses = resolve(endpoint)
-    if host:
-        addresses.append((socket.AF_INET, ("0.0.0.0", endpoint.port)))
+    addresses = _resolve(endpoint)
+    everywhere = (socket.AF_INET, ("0.0.0.0", endpoint.port))
+    if not endpoint.loopback and any(ip_address(a.partition("%")[0]).is_loopback for _, (a, _) in addresses):
+        addresses = [everywhere]  # our own name: it leads the others to another address than it leads us to
+    elif not endpoint.loopback and host:
+        addresses.append(everywhere)
     for family, address in addresses:
         try:
             return _listen(family, address)
@@ -41,11 +45,12 @@ def listen(endpoint: Endpoint, host: bool | None) -> socket.socket | None:
     return None
 
 
-def resolve(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+def _resolve(endpoint: Endpoint) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except socket.gaierror:
         return []  # a name that is not known yet is tried again when connecting
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # torch's back ends know IPv4 best
     return [(socket.AddressFamily(family), (str(address[0]), endpoint.port)) for family, _, _, _, address in found]
 
 
@@ -92,5 +97,7 @@ class HostedCoordinator:
         return self._process.wait()
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        """End it, if it has not ended by itself."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()

@@ -47,6 +47,7 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
         if listener is not None:
             with listener:
                 hosted, endpoint, secret = _host(listener, launch, settings)
+            cleanup.callback(hosted.kill)
             token = lambda: secret  # noqa: E731
             log.log(logging.INFO if launch.max_nodes > 1 else logging.DEBUG, "hosting the coordinator at %s", endpoint)
         make_link = partial(Link, endpoint, token, tls=tls, patience=settings.connect_timeout)
@@ -57,9 +58,9 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
 
 
 def _host(listener: socket.socket, launch: Launch, settings: Settings) -> tuple[HostedCoordinator, Endpoint, str]:
-    address, port = listener.getsockname()[:2]
+    port = listener.getsockname()[1]
     alone = launch.endpoint.port == 0
-    secret = _hosting_token(address, launch.endpoint, settings)
+    secret = _hosting_token(launch.endpoint, settings)
     left = settings.auth and not settings.token and not alone
     token_file = str(tokens.leave(port, secret)) if left else ""
     rules = Rules(
@@ -90,10 +91,10 @@ def _host(listener: socket.socket, launch: Launch, settings: Settings) -> tuple[
     return HostedCoordinator.start(commission), Endpoint(launch.endpoint.host, port), secret
 
 
-def _hosting_token(address: str, endpoint: Endpoint, settings: Settings) -> str:
+def _hosting_token(endpoint: Endpoint, settings: Settings) -> str:
     if not settings.auth or settings.token:
         return settings.token if settings.auth else ""
-    if tokens.is_local(address):
+    if endpoint.loopback:
         return tokens.make()
     raise tokens.required(endpoint)
 
@@ -103,8 +104,7 @@ def _joining_token(endpoint: Endpoint, settings: Settings) -> Callable[[], str |
     if not settings.auth or settings.token:
         fixed = settings.token if settings.auth else ""
         return lambda: fixed
-    addresses = hosting.resolve(endpoint)
-    if addresses and not all(tokens.is_local(address) for _, (address, _) in addresses):
+    if not endpoint.loopback:
         raise tokens.required(endpoint)
     return lambda: tokens.find(endpoint.port)
 

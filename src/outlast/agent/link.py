@@ -17,6 +17,7 @@ from outlast.wire import NotOutlast, Wire, WireError, WrongToken
 
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0  # between two tries
 HANDSHAKE_TIMEOUT = 5.0
+SHORT_PATIENCE = 5.0  # with what waiting will hardly mend
 
 log = logging.getLogger("agent")
 _decoder = msgspec.msgpack.Decoder(FromCoordinator)
@@ -25,6 +26,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 class Unreachable(Exception):
     """No coordinator could be reached; the message says where, why, and what to do."""
+
+
+class NoToken(Exception):
+    """This user has no token for the coordinator."""
 
 
 class _Protocol(asyncio.Protocol):
@@ -120,14 +125,18 @@ class Link:
         last, wait = loop.time(), FIRST_WAIT
         told = False
         while True:
+            tried = self._token()
             try:
-                protocol = await self._connect()
+                protocol = await self._connect(tried)
             except WrongToken as error:
+                if self._token() != tried:
+                    continue  # the file was left there by an earlier job, and has been replaced meanwhile
                 raise Unreachable(
                     f"the coordinator at {self._endpoint} has another token: set the same OUTLAST_TOKEN on every node"
                 ) from error
-            except (OSError, WireError, asyncio.TimeoutError) as error:
-                if loop.time() - last >= self._patience:
+            except (OSError, NoToken, WireError, asyncio.TimeoutError) as error:
+                hopeless = isinstance(error, (NotOutlast, NoToken))
+                if loop.time() - last >= (min(self._patience, SHORT_PATIENCE) if hopeless else self._patience):
                     raise Unreachable(self._why(error)) from error
                 if not told and loop.time() - last > 1.0:
                     log.info("waiting for the coordinator at %s (%s)", self._endpoint, _brief(error))
@@ -144,10 +153,9 @@ class Link:
             log.debug("the connection to the coordinator ended: %s", error_or_none or "closed")
             self._disconnected()
 
-    async def _connect(self) -> _Protocol:
-        token = self._token()
+    async def _connect(self, token: str | None) -> _Protocol:
         if token is None:
-            raise ConnectionRefusedError("no token of this user's is there for it")
+            raise NoToken("this user has no token for it")
         loop = asyncio.get_running_loop()
         endpoint = self._endpoint
         name = endpoint.host if self._tls is not None else None
@@ -168,6 +176,11 @@ class Link:
 
     def _why(self, error: Exception) -> str:
         where = self._endpoint
+        if isinstance(error, NoToken):
+            return (
+                f"port {where.port} is taken, and not by a job of yours that made its own token: "
+                "set OUTLAST_TOKEN as on its other nodes, or choose another port"
+            )
         if isinstance(error, NotOutlast):
             return f"something that is not an Outlast coordinator answers at {where}: choose another port"
         if isinstance(error, ssl.SSLCertVerificationError):
