@@ -20,6 +20,7 @@ class State(str, Enum):
     RUNNING = "running"
     FINISHED = "finished"  # every worker of the generation exited with 0
     FAILED = "failed"  # at least one did not
+    CUT_OFF = "cut off"  # the lease ran out, and the agent ended its workers
 
 
 class Leaving(str, Enum):
@@ -122,7 +123,6 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     success: bool
     reason: str
     failures: tuple[Failure, ...] = ()  # the root first
-    story: tuple[str, ...] = ()  # what happened on the way, a line each
     left: bool = False
 
 

@@ -25,7 +25,7 @@ def run(seed: int, *, job: type[Job] = Job) -> Simulation:
     return simulation
 
 
-def tell(seed: int) -> str:
+def tell(seed: int, lines: int = STORY_LINES) -> str:
     """The story of a schedule that breaks an invariant: what happened just before."""
     simulation = Simulation(seed, trace=True)
     try:
@@ -34,8 +34,8 @@ def tell(seed: int) -> str:
         end = "it does not break anything"
     except Violation as violation:
         end = str(violation)
-    lines = (simulation.story or [])[-STORY_LINES or None :]
-    return "\n".join([f"seed {seed}", str(simulation.rules), *lines, end])
+    story = (simulation.story or [])[-lines:]
+    return "\n".join([f"seed {seed}", str(simulation.rules), *story, end])
 
 
 def main() -> int:
@@ -45,7 +45,6 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="count violations instead of stopping at the first")
     arguments = parser.parse_args()
     first, last = (int(part) for part in arguments.seeds.split(":"))
-    globals()["STORY_LINES"] = arguments.story
     began = time.perf_counter()
     events, virtual, generations = 0, 0.0, 0
     endings: Counter[str] = Counter()
@@ -70,7 +69,7 @@ def main() -> int:
     for invariant, seeds in broken.items():
         print(f"BROKEN {invariant}: {len(seeds)} seeds, {seeds[:8]}")
     for seeds in broken.values():
-        print(tell(seeds[0]))
+        print(tell(seeds[0], arguments.story))
     return 1 if broken else 0
 
 

@@ -27,6 +27,7 @@ class Witness:
         self.restarts = 0
         self.failed_by_itself = False  # a worker of this generation
         self.excused = False  # something else happened that may have ended this generation
+        self.lost = False  # the job was told of the loss of a node while this generation was the newest
         self.succeeded: set[str] = set()  # nodes whose workers of this generation all exited with 0
         self._started: dict[str, int] = {}
         self._over: set[str] = set()  # nodes that know that the job is over
@@ -89,6 +90,8 @@ class Witness:
             self._broken("generations only grow", f"{job.generation} follows {self.generation}")
         if self.failed_by_itself and not self.excused and job.restarts == self.restarts:
             self._broken("failures cost restarts", f"generation {self.generation} failed and cost nothing")
+        if self.roster and not self.lost and self.succeeded == set(self.roster):
+            self._broken("finished work is not done again", f"{job.generation} follows {self.generation}")
         roster = job.roster
         places = sorted(roster.values(), key=lambda p: p.group_rank)
         size = len(places)
@@ -115,7 +118,7 @@ class Witness:
             self._broken("a fresh store port", f"{places[0].master_addr}:{places[0].master_port} was used before")
         self._check_order(roster, size, infra)
         self.roster, self.generation, self.restarts = roster, job.generation, job.restarts
-        self.failed_by_itself = False
+        self.failed_by_itself = self.lost = False
         self.excused = connected > size
         self.succeeded = set()
 

@@ -149,7 +149,9 @@ class Simulation:
     def replay(self, fresh: Job) -> None:
         """The journal, written and read again, gives the same commands."""
         encode = msgspec.msgpack.encode
-        events = msgspec.msgpack.Decoder(list[tuple[Event, float]]).decode(encode([(e, at) for e, at, _ in self.journal]))
+        events = msgspec.msgpack.Decoder(list[tuple[Event, float]]).decode(
+            encode([(e, at) for e, at, _ in self.journal])
+        )
         for (event, at), (_, _, commands) in zip(events, self.journal, strict=True):
             again = fresh.handle(event, at)
             if encode(again) != encode(commands):
@@ -217,7 +219,7 @@ class Simulation:
         self._arm()
 
     def _lost(self, name: str, why: str, until: float | None) -> None:
-        self._witness.excused = True
+        self._witness.excused = self._witness.lost = True
         self._feed(Lost(name, why, until))
 
     def _forget(self, name: str) -> Connection | None:
@@ -600,9 +602,7 @@ class Simulation:
         job, agents = self.job, self._agents
         if job.phase is Phase.OVER:
             return f"the job is over, and {', '.join(agents)} did not exit" if agents else ""
-        size = world_of(
-            len(agents), least=self.rules.min_nodes, most=self.rules.max_nodes, unit=self.rules.node_unit
-        )
+        size = world_of(len(agents), least=self.rules.min_nodes, most=self.rules.max_nodes, unit=self.rules.node_unit)
         if not size or self._work < NEVER:
             return f"{len(agents)} agents live, and the job goes on, {job.phase.value}"
         if job.phase is not Phase.RUNNING or len(job.roster) != size:
@@ -616,4 +616,6 @@ class Simulation:
             group = agents[name].group if name in agents else None
             if group is None or not group.running or group.place.generation != job.generation:
                 return f"{name} does not run generation {job.generation}"
-        return "" if job.spares == len(agents) - size else f"{len(agents) - size} spares, and the job knows {job.spares}"
+        return (
+            "" if job.spares == len(agents) - size else f"{len(agents) - size} spares, and the job knows {job.spares}"
+        )

@@ -39,7 +39,7 @@ from outlast.core.node import (
     Tick,
 )
 from outlast.launch import Launch
-from outlast.messages import Assignment, Failure, Join, Leaving, Over
+from outlast.messages import Assignment, Failure, FromCoordinator, Join, Leaving, Over, State, Welcome
 from outlast.platforms.infrastructure import infra_rank
 
 log = logging.getLogger("agent")
@@ -63,6 +63,8 @@ class Agent:
         self._done: asyncio.Future[Over] = self._loop.create_future()
         self._name = settings.node_name or socket.gethostname()
         self._id = f"{self._name}-{secrets.token_hex(6)}"
+        # A spare may wait in silence for days, a node that has finished for the others; one alone has no such news.
+        self._level = logging.INFO if launch.max_nodes > 1 else logging.DEBUG
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._port = StorePort(settings.store_ports)
         self._port_in_use: StorePort | None = None
@@ -75,7 +77,7 @@ class Agent:
         self._timer: asyncio.TimerHandle | None = None
         self._link = make_link(
             connected=lambda: self._feed(Connected()),
-            received=lambda message: self._feed(Received(message)),
+            received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
 
@@ -134,6 +136,11 @@ class Agent:
         what = "ending the job" if interrupt else "draining this node"
         log.warning("%s: %s (once more to end at once)", number.name, what)
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
+
+    def _received(self, message: FromCoordinator) -> None:
+        if isinstance(message, Welcome):
+            log.log(self._level, "joined the job as node %s", self._name)
+        self._feed(Received(message))
 
     # -- the core
 
@@ -258,6 +265,8 @@ class Agent:
             self._logs.finish()
             self._release_port()
             self._feed(Cleared(generation))
+            if self._node.state is State.FINISHED:
+                log.log(self._level, "generation %d: every worker here has finished", generation)
 
     def _release_port(self) -> None:
         if self._port_in_use is not None:

@@ -61,6 +61,7 @@ def _host(listener: socket.socket, launch: Launch, settings: Settings) -> tuple[
     port = listener.getsockname()[1]
     alone = launch.endpoint.port == 0
     secret = _hosting_token(launch.endpoint, settings)
+    tls = _server_tls(settings)
     left = settings.auth and not settings.token and not alone
     token_file = str(tokens.leave(port, secret)) if left else ""
     rules = Rules(
@@ -78,13 +79,12 @@ def _host(listener: socket.socket, launch: Launch, settings: Settings) -> tuple[
         node_timeout=settings.node_timeout,
         restart_grace=settings.restart_grace,
     )
-    files = Tls(settings.tls_cert, settings.tls_key, settings.tls_ca) if settings.tls else None
     commission = Commission(
         rules=rules,
         token=secret,
         listener=listener.fileno(),
         shutdown_timeout=launch.shutdown_timeout,
-        tls=files,
+        tls=tls,
         token_file=token_file,
         log_level=settings.log_level,
     )
@@ -114,12 +114,35 @@ def _client_tls(settings: Settings) -> ssl.SSLContext | None:
         return None
     if not settings.tls_cert and find_spec("cryptography") is None:
         raise ValueError("--tls makes a certificate with the package 'cryptography': pip install 'outlast[tls]'")
-    context = ssl.create_default_context(cafile=settings.tls_ca or None)
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca or None)
+    except OSError as error:  # ssl's own errors are among them
+        raise ValueError(f"tls_ca {settings.tls_ca} cannot be used ({_reason(error)}): give CA certificates") from error
     if not settings.tls_ca:
         # No authority vouches for the certificate; the proof of the token does, for it covers the certificate.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _server_tls(settings: Settings) -> Tls | None:
+    """The certificate for our coordinator, tried here: there, nobody would be left to tell the user."""
+    if not settings.tls:
+        return None
+    if settings.tls_cert:
+        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            trial.load_cert_chain(settings.tls_cert, settings.tls_key, password="")  # "": never ask at the terminal
+        except OSError as error:
+            files = f"tls_cert {settings.tls_cert} with tls_key {settings.tls_key}"
+            raise ValueError(
+                f"{files} cannot be used ({_reason(error)}): give a certificate and its key, without a password"
+            ) from error
+    return Tls(settings.tls_cert, settings.tls_key, settings.tls_ca)
+
+
+def _reason(error: OSError) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)
 
 
 async def _attend(agent: Agent, hosted: HostedCoordinator | None) -> Over:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import socket
 import ssl
+import struct
 from collections.abc import Callable
 from hashlib import sha256
 
@@ -63,7 +66,7 @@ class _Protocol(asyncio.Protocol):
                 self.ready.set_result(None)
             for payload in payloads:
                 self._receive(_decoder.decode(payload))
-        except (WireError, msgspec.DecodeError) as error:
+        except (WireError, msgspec.DecodeError, RecursionError) as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -82,7 +85,10 @@ class _Protocol(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
+        """Break the connection off. A reset, not an end: that would tell the coordinator that no worker lives here."""
         if self._transport is not None:
+            reset_on_close = struct.pack("ii", 1, 0)
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -154,10 +160,14 @@ class Link:
             self._disconnected()
 
     async def _connect(self, token: str | None) -> _Protocol:
-        if token is None:
-            raise NoToken("this user has no token for it")
         loop = asyncio.get_running_loop()
         endpoint = self._endpoint
+        if token is None:
+            # Whether somebody is there at all makes the difference between "too early" and "somebody else's".
+            knocking = loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
+            transport, _ = await asyncio.wait_for(knocking, HANDSHAKE_TIMEOUT)
+            transport.abort()
+            raise NoToken("this user has no token for it")
         name = endpoint.host if self._tls is not None else None
         opening = loop.create_connection(
             lambda: _Protocol(token, self._receive), endpoint.host, endpoint.port, ssl=self._tls, server_hostname=name
@@ -166,6 +176,7 @@ class Link:
         try:
             await asyncio.wait_for(asyncio.shield(protocol.ready), HANDSHAKE_TIMEOUT)
         except asyncio.TimeoutError:
+            protocol.ready.cancel()  # nobody asks any more
             protocol.abort()
             raise NotOutlast("what listens there does not answer") from None
         return protocol
@@ -187,6 +198,11 @@ class Link:
             return f"cannot verify the coordinator's certificate at {where} ({error.verify_message}): see --ft-tls-ca"
         if self._tls is not None and isinstance(error, (ssl.SSLError, ConnectionResetError)):
             return f"no TLS with the coordinator at {where}: start every node of the job with --tls, or none"
+        if isinstance(error, ConnectionResetError):
+            return (
+                f"what listens at {where} closes the connection: if that is this job's coordinator, "
+                "start every node with --tls or none; if not, choose another port"
+            )
         return (
             f"no coordinator answers at {where} after {self._patience:g} s ({_brief(error)}): "
             "check --rdzv-endpoint, and that the node that it names has been started"
@@ -213,5 +229,6 @@ class Link:
 
 def _brief(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+        # The event loop puts the address in place of what the number means; names that do not resolve have no number.
+        return (os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror).lower()
     return str(error) or "no answer"

@@ -480,6 +480,8 @@ def _logs(args: argparse.Namespace, environ: Mapping[str, str]) -> Logs:
 
 
 def _check_log_dir(path: Path) -> None:
+    if str(path) == os.devnull:
+        return  # as under torchrun: no files at all
     for each in (path, *path.parents):
         if each.is_dir():
             return

@@ -37,6 +37,10 @@ class Peer(asyncio.Protocol):
         self._wire = Wire(server.token, agent=False, binding=server.binding)
         self._transport: asyncio.Transport | None = None
         self._patience: asyncio.TimerHandle | None = None
+        self._heard = False  # anything at all
+        self._refused = False
+        self._receiving = False
+        self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -47,15 +51,19 @@ class Peer(asyncio.Protocol):
         self._server.peers.add(self)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
+        # All that these bytes are answered with goes out at once: the system call is most of what a message costs.
+        self._receiving = True
         try:
             payloads = self._wire.feed(data)
-            reply = self._wire.take()
-            if reply and self._transport is not None:
-                self._transport.write(reply)
+            self._unsent.append(self._wire.take())
             for payload in payloads:
                 self._received(_decoder.decode(payload))
-        except (WireError, msgspec.DecodeError) as error:
+        except (WireError, msgspec.DecodeError, RecursionError) as error:
             self._refuse(str(error))
+        finally:
+            self._receiving = False
+            self._flush()
 
     def _received(self, message: FromAgent) -> None:
         if isinstance(message, Join):
@@ -71,14 +79,23 @@ class Peer(asyncio.Protocol):
             self._server.reported(self, self.node, message)
 
     def _refuse(self, why: str) -> None:
+        self._refused = True
         log.warning("closed the connection from %s: %s", self.address, why)
         self.abort()
 
     def send(self, message: FromCoordinator) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._wire.pack(_encoder.encode(message)))
+        self._unsent.append(self._wire.pack(_encoder.encode(message)))
+        if not self._receiving:
+            self._flush()
+
+    def _flush(self) -> None:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -89,7 +106,11 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._server.gone(self, error)
+        if self._heard and not self._wire.ready and not self._refused:
+            # An agent with another token sees that in our proof, and goes without a word.
+            log.warning("%s went before it had joined: it may not know this job's token", self.address)
+        # An agent that we closed the door on may live, and its workers with it.
+        self._server.gone(self, ConnectionAbortedError("refused") if self._refused and error is None else error)
 
 
 class Server:
@@ -207,10 +228,11 @@ class Server:
 
     def _arm(self) -> None:
         """Wake up at the next deadline. A timer that fires too early costs nothing; one is never late."""
-        times = [t for t in (self._job.deadline(), self._liveness.deadline()) if t is not None]
-        if not times:
+        due, silent = self._job.deadline(), self._liveness.deadline()
+        if due is None or (silent is not None and silent < due):
+            due = silent
+        if due is None:
             return
-        due = min(times)
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
@@ -218,8 +240,13 @@ class Server:
         self._timer = self._loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
+        # This process may have been held up: what nodes said in the meantime is read before they are called silent.
+        # (A timer that is due runs after the sockets that are ready.)
+        self._timer = self._loop.call_later(0, self._judge, self._now())
+
+    def _judge(self, now: float) -> None:
         self._timer = None
-        for node in self._liveness.silent(self._now()):
+        for node in self._liveness.silent(now):
             peer = self._of.get(node)
             if peer is not None:
                 peer.abort()

@@ -38,7 +38,6 @@ from outlast.messages import (
 )
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
-STORY_LINES = 200  # of what happened, kept for the end
 NAMES_SHOWN = 8  # of nodes, in one line
 FAILURES_KEPT = 16  # of one generation, the first ones
 
@@ -182,7 +181,6 @@ class Job:
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
-        self._story: list[str] = []
         self._out: list[Command] = []
 
     @property
@@ -222,7 +220,7 @@ class Job:
     def _joined(self, join: Join, now: float) -> None:
         refusal = self._refusal(join)
         if refusal:
-            self._note(f"refused node {join.name}: {refusal}", now)
+            self._note(f"refused node {join.name}: {refusal}")
             self._send(join.node, Refuse(refusal))
             self._out.append(Drop(join.node))
             return
@@ -257,7 +255,7 @@ class Job:
             )
         if join.job != r.job:
             return f"this endpoint serves job {r.job!r}, not {join.job!r}: choose another port or the same --rdzv-id"
-        if join.entrypoint != r.entrypoint:
+        if join.entrypoint.rpartition("/")[2] != r.entrypoint.rpartition("/")[2]:  # it may lie elsewhere on that node
             return (
                 f"this endpoint serves a job that runs {r.entrypoint!r}, not {join.entrypoint!r}: "
                 "another job needs another port"
@@ -306,13 +304,13 @@ class Job:
         if name not in self._roster:
             return
         if report.leaving is Leaving.DRAIN and name in self._unfinished:
-            self._depart(f"node {node.name} is draining", now)
+            self._depart(f"node {node.name} is draining")
         if report.generation != self.generation:
             return
-        if report.state is State.FAILED and not report.failures:
-            self._depart(f"node {node.name} was cut off and stopped its workers", now)
+        if report.state is State.CUT_OFF:
+            self._depart(f"node {node.name} was cut off and stopped its workers")
         elif report.state is State.FAILED:
-            self._failed(report.failures, now)
+            self._failed(report.failures)
         elif report.state is State.FINISHED:
             self._unfinished.discard(name)
 
@@ -345,9 +343,9 @@ class Job:
         why = f"node {node.name} left" if node.leaving else f"node {node.name} was lost: {event.why}"
         if event.node in self._roster and self.phase in (Phase.RUNNING, Phase.STOPPING):
             if self.phase is Phase.STOPPING or event.node in self._unfinished:
-                self._depart(why, now)
+                self._depart(why)
         else:
-            self._note(why, now)
+            self._note(why)
         self._settle(now)
 
     # -- rules
@@ -374,7 +372,7 @@ class Job:
             if size <= len(self._roster):
                 self._last_call = None
             elif size == self._world(r.max_nodes) or self._is_due(now):
-                self._depart(f"{_names(self._ready.values())} joined", now)
+                self._depart(f"{_names(self._ready.values())} joined")
         else:
             self._last_call = None
 
@@ -396,11 +394,11 @@ class Job:
                 self._end(False, f"{what}, {tries} (--max-restarts={allowed})", now)
                 return
             self.restarts += 1
-            self._note(f"restart {self.restarts} of {self.rules.max_restarts}: {what}", now)
+            self._note(f"restart {self.restarts} of {self.rules.max_restarts}: {what}")
         self.phase = Phase.FORMING
         size = self._world(len(self._ready))
         if size:
-            self._form(size, now)
+            self._form(size)
 
     def _while_forming(self, now: float) -> None:
         size = self._world(len(self._ready))
@@ -410,14 +408,14 @@ class Job:
             self._last_call = None
             if self._pend is None:
                 self._pend = now + self.rules.pend_timeout
-                self._note(f"waiting for {self._needed()}", now)
+                self._note(f"waiting for {self._needed()}")
             elif now >= self._pend:
                 waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
                 self._end(False, f"waited {waited} for {self._needed()}", now)
         else:
             self._pend = None
             if size == self._world(self.rules.max_nodes) or self._is_due(now):
-                self._form(size, now)
+                self._form(size)
 
     def _is_due(self, now: float) -> bool:
         """Whether the last call is over; the first question starts it."""
@@ -425,7 +423,7 @@ class Job:
             self._last_call = now + self.rules.last_call
         return now >= self._last_call
 
-    def _form(self, size: int, now: float) -> None:
+    def _form(self, size: int) -> None:
         r = self.rules
         ready = [node.candidate() for node in self._ready.values()]
         last = {name: place.group_rank for name, place in self._roster.items()}
@@ -444,32 +442,30 @@ class Job:
         world = self._roster[members[0].node].world_size
         spare = f", {len(self._ready)} spare" if self._ready else ""
         shown = _names(self._nodes[m.node] for m in members)
-        self._note(
-            f"generation {self.generation}: {_count(size, 'node')}, {_count(world, 'rank')}{spare} ({shown})", now
-        )
+        self._note(f"generation {self.generation}: {_count(size, 'node')}, {_count(world, 'rank')}{spare} ({shown})")
 
-    def _failed(self, failures: tuple[Failure, ...], now: float) -> None:
+    def _failed(self, failures: tuple[Failure, ...]) -> None:
         seen = {(f.rank, f.pid) for f in self._failures}
         self._failures += [f for f in failures if (f.rank, f.pid) not in seen]
         del self._failures[FAILURES_KEPT:]
         if self.phase is Phase.RUNNING and failures:
             root = failures[0]
-            self._stop(f"rank {root.rank} on node {root.node} failed ({_ending(root.exit_code)})", now)
+            self._stop(f"rank {root.rank} on node {root.node} failed ({_ending(root.exit_code)})")
 
-    def _depart(self, why: str, now: float) -> None:
+    def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
         if why in self._departed:
             return
         self._departed.append(why)
         if self.phase is Phase.RUNNING:
-            self._stop(why, now)
+            self._stop(why)
         elif self.phase is Phase.STOPPING:
-            self._note(why, now)
+            self._note(why)
 
-    def _stop(self, why: str, now: float) -> None:
+    def _stop(self, why: str) -> None:
         self.phase = Phase.STOPPING
         self._last_call = None
-        self._note(f"generation {self.generation} ends: {why}", now)
+        self._note(f"generation {self.generation} ends: {why}")
         for name in self._roster:
             node = self._nodes[name]
             if node.connected:
@@ -479,9 +475,10 @@ class Job:
         if self.phase is Phase.OVER:
             return
         self.phase = Phase.OVER
-        self._note(f"job {'succeeded' if success else 'failed'}: {reason}", now)
+        took = f"{now - self._began:.1f} s, {_count(self.generation, 'generation')}, {_count(self.restarts, 'restart')}"
+        self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})")
         failures = () if success else tuple(self._failures)
-        self.outcome = Over(success, reason, failures, tuple(self._story))
+        self.outcome = Over(success, reason, failures)
         for name, node in self._nodes.items():
             if node.connected:
                 self._send(name, self.outcome)
@@ -501,10 +498,8 @@ class Job:
     def _send(self, node: str, message: FromCoordinator) -> None:
         self._out.append(Send(node, message))
 
-    def _note(self, text: str, now: float) -> None:
+    def _note(self, text: str) -> None:
         self._out.append(Note(text))
-        if len(self._story) < STORY_LINES:
-            self._story.append(f"{now - self._began:8.1f} s  {text}")
 
 
 def _changed(old: Report, new: Report) -> bool:

@@ -274,16 +274,14 @@ class Node:
             self._tell(now)
 
     def _is_leased(self) -> bool:
-        """Whether workers live whose time is the lease's. Those that stop are no exception: their grace may be longer."""
+        """Whether workers live that must end with the lease: also those that stop, whose grace may be longer."""
         return not self.clear and not self._killed and self._over is None
 
     def _cut_off(self, now: float) -> None:
         """The others may be about to go on without this node: no worker may live on."""
         self._floor = max(self._floor, self.generation)
         if not self._stopping:
-            # Failed, and without a failure: so the job knows that the others' failures come from this, and not
-            # from the training.
-            self.state = State.FAILED
+            self.state = State.CUT_OFF
             self._tell(now)
         self._stop(0.0)
 
