@@ -29,7 +29,9 @@ def job(*flags: str, script: Path = WAITS, args: Sequence[str | Path] = (), **op
     return outlast("run", *flags, script, *args, **options)
 
 
-def node(name: str, port: int, *flags: str, script: Path = WAITS, args: Sequence[str | Path] = (), **options: Any) -> Process:
+def node(
+    name: str, port: int, *flags: str, script: Path = WAITS, args: Sequence[str | Path] = (), **options: Any
+) -> Process:
     """Start one node of an elastic job that meets on this port of this machine."""
     meeting = ("--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{port}", f"--ft-node-name={name}")
     return outlast("run", *meeting, *flags, script, *args, title=f"node {name}", **options)

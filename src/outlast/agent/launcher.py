@@ -27,6 +27,7 @@ from outlast.messages import Over
 
 log = logging.getLogger("agent")
 
+SOON = 1.0  # seconds in which a coordinator ends when nobody but us was there
 LAST_WORDS = 5.0  # seconds for a coordinator of ours to see everybody off
 
 
@@ -156,11 +157,10 @@ async def _attend(agent: Agent, hosted: HostedCoordinator | None) -> Over:
     )
     try:
         over = await agent.run()
+        await asyncio.wait({ending}, timeout=SOON if over.left else LAST_WORDS)
         if over.left and not ending.done():
             log.warning("this node has left the job, but hosts its coordinator until the job ends")
             await _until_ended_or_told(ending)
-        else:
-            await asyncio.wait({ending}, timeout=LAST_WORDS)
         return over
     finally:
         if not ending.done():

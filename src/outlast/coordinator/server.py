@@ -20,6 +20,7 @@ from outlast.messages import FromAgent, FromCoordinator, Join, Over
 from outlast.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
+ORPHANS = 0.25  # seconds after an agent's end in which the kernel has killed its workers, on a busy machine too
 BACKLOG = 4096  # the whole of a large job may knock at the same moment
 
 log = logging.getLogger("coordinator")
@@ -182,7 +183,7 @@ class Server:
         if node is None or self._of.get(node) is not peer:
             return
         if error is None:
-            self._lose(node, Lost(node, "its connection closed"))
+            self._lose(node, Lost(node, "its connection closed", self._now() + ORPHANS))
         else:
             # Nobody closed it, it broke: the agent may live on, and its workers until their lease ends.
             until = self._liveness.heard_at(node, self._now()) + self._rules.node_timeout

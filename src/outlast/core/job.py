@@ -243,6 +243,8 @@ class Job:
         r = self.rules
         self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r.node_timeout), r.restart_grace))
         self._reported(join.node, join.report, now, again=True)
+        if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
+            self._note(f"node {join.name} waits as a spare")
 
     def _refusal(self, join: Join) -> str:
         r = self.rules
@@ -341,9 +343,9 @@ class Job:
         if not self._connected:
             self._empty = now if node.leaving else now + self.rules.empty_timeout
         why = f"node {node.name} left" if node.leaving else f"node {node.name} was lost: {event.why}"
-        if event.node in self._roster and self.phase in (Phase.RUNNING, Phase.STOPPING):
-            if self.phase is Phase.STOPPING or event.node in self._unfinished:
-                self._depart(why)
+        active = self.phase is Phase.STOPPING or (self.phase is Phase.RUNNING and event.node in self._unfinished)
+        if event.node in self._roster and active:
+            self._depart(why)
         else:
             self._note(why)
         self._settle(now)
@@ -408,7 +410,8 @@ class Job:
             self._last_call = None
             if self._pend is None:
                 self._pend = now + self.rules.pend_timeout
-                self._note(f"waiting for {self._needed()}")
+                if any(n.connected and not n.leaving for n in self._nodes.values()):
+                    self._note(f"waiting for {self._needed()}")
             elif now >= self._pend:
                 waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
                 self._end(False, f"waited {waited} for {self._needed()}", now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -17,8 +18,13 @@ from processes import Process, python
 HERE = Path(__file__).parent
 PORT = 29400
 
-# For jobs whose nodes come one after the other and fail on purpose. Not for those that show the defaults.
-QUICK = ("--ft-last-call=0", "--node-timeout=1.5", "--ft-restart-grace=0.2")
+# Failures are noticed soon, and the first generation has all of MAX nodes, however long they take to start.
+QUICK = ("--ft-last-call=30", "--node-timeout=1.5", "--ft-restart-grace=0.2")
+
+
+# The kernel closes a killed agent's connection first and kills its workers then; on a busy machine that is not
+# the same moment. Within a second they have to be gone.
+ORPHANS = 1.0
 
 
 class Place(NamedTuple):
@@ -49,6 +55,14 @@ class LineUp(NamedTuple):
         return sorted(self.ranks, key=lambda host: self.ranks[host])
 
 
+class Life(NamedTuple):
+    """One worker's life, on the clock that all hosts share."""
+
+    host: str
+    birth: float
+    last_beat: float
+
+
 class Node(NamedTuple):
     """An agent on a host."""
 
@@ -70,14 +84,19 @@ class ElasticJob:
         nproc: int = 1,
         worker: Sequence[str] = (),
         script: Path = HERE / "worker.py",
+        static: bool = False,
     ) -> None:
         self.hosts = list(hosts)
         self._directory = directory / "job"
         self._directory.mkdir()
         self._nproc = nproc
-        self._flags = [f"--nproc-per-node={nproc}", f"--rdzv-endpoint={hosts[0].name}:{PORT}", *flags]
+        endpoint = [f"--rdzv-endpoint={hosts[0].name}:{PORT}"]
+        if static:
+            endpoint = [f"--master-addr={hosts[0].name}", f"--master-port={PORT}"]
+        self._flags = [f"--nproc-per-node={nproc}", *endpoint, *flags]
         self._worker = [script, self._directory, *worker]
         self._ports: set[tuple[str, int]] = set()
+        self._killed: set[str] = set()
 
     def __enter__(self) -> ElasticJob:
         return self
@@ -97,6 +116,12 @@ class ElasticJob:
     def start_all(self, *flags: str) -> list[Node]:
         """Start a node on every host."""
         return [self.start(host, *flags) for host in self.hosts]
+
+    def start_spare(self, host: Host) -> Node:
+        """Start a node for which there is no place yet; returns when the coordinator knows it."""
+        node = self.start(host)
+        node.agent.wait_for(f"joined the job as node {host.name}")
+        return node
 
     def line_up(self, *nodes: Node, timeout: float = 60) -> LineUp:
         """Await the next generation that has these nodes and no others, and check that its workers agree."""
@@ -125,8 +150,8 @@ class ElasticJob:
             words = rf'^worker (\{{.*"group_world_size": {size},.*\}})$'
             yield Place(**json.loads(node.agent.wait_for(words, timeout)[1]))
 
-    def fail_worker(self, host: Host, code: int) -> None:
-        """Let the worker of the host exit with the code, once."""
+    def end_worker(self, host: Host, code: int) -> None:
+        """Let the worker of the host exit with the code, once; 0: it has finished."""
         # Renamed into place: the worker must not find it half written.
         written = self._directory / f"{host.name}.written"
         written.write_text(str(code))
@@ -144,19 +169,37 @@ class ElasticJob:
         for node in nodes:
             assert_empty(node.host)
 
-    def generations(self) -> dict[int, list[tuple[float, float]]]:
-        """The lives of the workers of each generation: birth and last beat, on the clock that all hosts share."""
-        lives: dict[int, list[tuple[float, float]]] = {}
+    def kill_agent(self, node: Node) -> None:
+        """SIGKILL the agent alone; its workers are for the kernel to end."""
+        self._killed.add(node.host.name)
+        node.agent.signal(signal.SIGKILL)
+
+    def kill_coordinator(self) -> None:
+        """SIGKILL the coordinator alone, which runs on the first host."""
+        found = [pid for pid in self.hosts[0].processes() if b"outlast.coordinator" in _read(pid, "cmdline")]
+        assert len(found) == 1, found
+        os.kill(found[0], signal.SIGKILL)
+
+    def steps(self) -> list[int]:
+        """The steps that were taken, by the script that counts them."""
+        return [int(line) for line in (self._directory / "steps").read_text().splitlines()]
+
+    def generations(self) -> dict[int, list[Life]]:
+        """The lives of the workers of each generation."""
+        lives: dict[int, list[Life]] = {}
         for path in self._directory.glob("*.*.host-*"):
-            generation = int(path.name.partition(".")[0])
-            lives.setdefault(generation, []).append(struct.unpack("dd", path.read_bytes()))
+            generation, _, host = path.name.split(".")
+            lives.setdefault(int(generation), []).append(Life(host, *struct.unpack("dd", path.read_bytes())))
         return dict(sorted(lives.items()))
 
     def at_most_one_generation_ran(self) -> None:
         """Check that the last beat of every generation comes before the first birth in the next."""
         for (older, before), (newer, after) in pairwise(self.generations().items()):
-            last, first = max(beat for _, beat in before), min(birth for birth, _ in after)
-            assert last < first, f"generation {older} beat {last - first:.3f} s into generation {newer}"
+            first = min(life.birth for life in after)
+            for life in before:
+                allowed = ORPHANS if life.host in self._killed else 0.0
+                late = life.last_beat - first
+                assert late < allowed, f"{life} of generation {older} beat {late:.3f} s into generation {newer}"
 
 
 def assert_empty(host: Host) -> None:
@@ -166,11 +209,15 @@ def assert_empty(host: Host) -> None:
 
 
 def _is_worker(pid: int) -> bool:
+    return any(entry.startswith(b"OUTLAST_GENERATION=") for entry in _read(pid, "environ"))
+
+
+def _read(pid: int, what: str) -> list[bytes]:
+    """The words of a process's `cmdline` or `environ`; none if it has just ended."""
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return any(entry.startswith(b"OUTLAST_GENERATION=") for entry in environ) and pid != os.getpid()
+        return []
 
 
 def reason(node: Node) -> str:

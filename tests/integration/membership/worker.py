@@ -48,10 +48,11 @@ def couple(finish: Path) -> None:
 
 def _reach(master: tuple[str, int]) -> socket.socket:
     while True:
-        try:
-            return socket.create_connection(master)
-        except ConnectionRefusedError:
-            time.sleep(BEAT)
+        connection = socket.socket()
+        if connection.connect_ex(master) == 0:
+            return connection
+        connection.close()
+        time.sleep(BEAT)
 
 
 def _hold(connection: socket.socket, finish: Path) -> None:

@@ -1,0 +1,185 @@
+"""Ctrl-C ends the job, SIGTERM drains a node, and nothing survives an agent that is killed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from jobs import Worker, errors, free_port, job, node, workers
+from processes import Process, await_exit, marked
+
+ENDED_SOON = 30.0  # seconds, on a machine however busy
+
+
+def assert_all_end(process: Process) -> None:
+    """Nothing that the command started is left, soon."""
+    assert not await_exit(process.tree(), ENDED_SOON)
+    assert not process.tree()
+
+
+def finish(members: Sequence[Worker]) -> None:
+    for worker in members:
+        os.kill(worker.pid, signal.SIGUSR1)
+
+
+def test_ctrl_c_at_a_terminal_ends_the_job_and_workers_hear_of_it() -> None:
+    """Typed at a terminal, as a person does: the kernel sends SIGINT to the whole foreground process group."""
+    keyboard, terminal = pty.openpty()
+    try:
+        with job(
+            "--nproc-per-node=2", "--log-dir=/dev/null", stdin=terminal, preexec_fn=lambda: take_terminal(terminal)
+        ) as process:
+            workers(process, 1, 0, 1)
+            os.write(keyboard, b"\x03")
+            assert process.wait() == 1
+            for rank in (0, 1):
+                process.wait_for(f"rank {rank} got SIGINT", anywhere=True)
+            assert_all_end(process)
+            (error,) = errors(process)
+            assert "interrupted" in error
+            assert "Traceback" not in process.output
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+
+
+def take_terminal(terminal: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def test_ctrl_c_on_one_node_ends_the_job_on_all() -> None:
+    port = free_port()
+    with node("a", port, "--nnodes=2") as a, node("b", port, "--nnodes=2") as b:
+        for each in (a, b):
+            each.wait_for(r"rank \d of 2 started in generation 1")
+        b.signal(signal.SIGINT)
+        for each in (a, b):
+            assert each.wait() == 1
+            assert len(errors(each)) == 1
+            assert "interrupted on node b" in errors(each)[0]
+            assert_all_end(each)
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    with job("--nproc-per-node=2", "--shutdown-timeout=600", args=["--ignore", "SIGINT", "SIGTERM"]) as process:
+        workers(process, 1, 0, 1)
+        process.signal(signal.SIGINT)
+        for rank in (0, 1):
+            process.wait_for(f"rank {rank} got SIGINT", anywhere=True)
+        process.signal(signal.SIGINT)
+        assert process.wait() == 1
+        assert len(errors(process)) == 1
+        assert_all_end(process)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_signal_to_the_only_node_ends_its_workers_with_the_same_signal(name: str) -> None:
+    with job("--nproc-per-node=2") as process:
+        workers(process, 1, 0, 1)
+        process.signal(signal.Signals[name])
+        assert process.wait() == 1
+        for rank in (0, 1):
+            process.wait_for(f"rank {rank} got {name}", anywhere=True)
+        assert len(errors(process)) == 1
+        assert_all_end(process)
+
+
+def test_workers_that_ignore_sigterm_are_killed_after_the_shutdown_timeout() -> None:
+    with job("--nproc-per-node=2", "--shutdown-timeout=1", args=["--ignore", "SIGTERM"]) as process:
+        workers(process, 1, 0, 1)
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 1
+        assert_all_end(process)
+
+
+def test_other_signals_are_handled_if_they_are_named() -> None:
+    with job("--signals-to-handle=SIGUSR1,SIGTERM") as process:
+        workers(process, 1, 0)
+        process.signal(signal.SIGUSR1)
+        assert process.wait() == 1
+        process.wait_for("rank 0 got SIGUSR1", anywhere=True)
+        assert_all_end(process)
+
+
+@pytest.mark.parametrize("leaver", ["the host", "the other"])
+def test_a_drained_node_leaves_and_the_other_goes_on(leaver: str) -> None:
+    """Also when it hosts the coordinator: then that goes on until the job is over."""
+    port = free_port()
+    with node("a", port, "--nnodes=1:2") as a:
+        a.wait_for("hosting the coordinator")
+        with node("b", port, "--nnodes=1:2") as b:
+            leaving, staying = (a, b) if leaver == "the host" else (b, a)
+            for each in (a, b):
+                each.wait_for(r"rank \d of 2 started in generation 1")
+            leaving.signal(signal.SIGTERM)
+            leaving.wait_for("got SIGTERM")
+            finish(workers(staying, 2, 0))
+            assert staying.wait() == 0
+            assert leaving.wait() != 0
+            assert len(errors(leaving)) == 1
+            assert "drained" in errors(leaving)[0]
+            for each in (a, b):
+                assert_all_end(each)
+
+
+@pytest.mark.parametrize("victim", ["the host", "the other"])
+def test_when_an_agent_is_killed_its_workers_die_and_the_other_node_goes_on(victim: str) -> None:
+    """Also when it hosted the coordinator, which goes on without it."""
+    port = free_port()
+    with node("a", port, "--nnodes=1:2") as a:
+        a.wait_for("hosting the coordinator")
+        with node("b", port, "--nnodes=1:2") as b:
+            killed, staying = (a, b) if victim == "the host" else (b, a)
+            match = killed.wait_for(r"rank \d of 2 started in generation 1: pid (\d+)")
+            staying.wait_for(r"rank \d of 2 started in generation 1")
+            killed.signal(signal.SIGKILL)
+            assert not await_exit([int(match[1])], ENDED_SOON)
+            finish(workers(staying, 2, 0))
+            assert staying.wait() == 0
+            for each in (a, b):
+                assert_all_end(each)
+
+
+def test_nothing_outlives_the_only_agent_when_it_is_killed() -> None:
+    with job("--nproc-per-node=2") as process:
+        workers(process, 1, 0, 1)
+        mark = process.mark
+        process.signal(signal.SIGKILL)
+        assert_all_end(process)
+        assert not marked(lambda each: each == mark)
+
+
+def test_when_the_coordinator_is_killed_the_job_ends_with_one_line() -> None:
+    with job("--nproc-per-node=2") as process:
+        members = {worker.pid for worker in workers(process, 1, 0, 1)}
+        (coordinator,) = set(process.tree()) - members - {process.pid}
+        os.kill(coordinator, signal.SIGKILL)
+        assert process.wait() == 1
+        assert "coordinator" in errors(process)[0]
+        assert_all_end(process)
+
+
+def test_a_node_that_waits_for_others_can_be_ended() -> None:
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        with node("a", free_port(), "--nnodes=2") as process:
+            process.wait_for("waiting for at least 2 nodes")
+            process.signal(sig)
+            assert process.wait() == 1
+            assert_all_end(process)
+
+
+def test_a_node_that_looks_for_its_coordinator_can_be_ended() -> None:
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        with node("a", free_port(), "--nnodes=2", "--rdzv-conf=is_host=0") as process:
+            process.wait_for("waiting for the coordinator")
+            process.signal(sig)
+            assert process.wait() == 1
+            assert len(errors(process)) == 1
+            assert_all_end(process)
