@@ -104,6 +104,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "(job end and drain use --shutdown-timeout)."
         ),
     ] = 0.5
+    warm_start: Annotated[
+        bool,
+        _about(
+            "Fork workers from a process that has already imported what they import.",
+            flags=("--warm-start", "--warm_start"),
+        ),
+    ] = True
+    warm_preload: Annotated[
+        str,
+        _about(
+            "More modules to import beforehand, as a,b.c; also your own, whose code then stays as it was.",
+            flags=("--warm-preload", "--warm_preload"),
+        ),
+    ] = ""
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[
         bool,

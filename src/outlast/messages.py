@@ -105,9 +105,10 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """Start the workers of this generation."""
+    """Start the workers of this generation. Also an `Ack` of the report that it answers."""
 
     assignment: Assignment
+    ack: int = 0
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):

@@ -120,8 +120,8 @@ def test_a_training_that_is_killed_several_times_ends_as_one_that_was_not(tmp_pa
     for restarts, rank in enumerate((1, 0)):
         disturbed.wait_for(rf"restarts so far: {restarts}\)")
         disturbed.wait_for(r"step \d+: ")
-        (victim,) = [pid for pid in disturbed.tree() if f"RANK={rank}".encode() in environ(pid)]
-        os.kill(victim, signal.SIGKILL)
+        workers = sorted(pid for pid in disturbed.tree() if b"--steps" in arguments(pid) and pid != disturbed.pid)
+        os.kill(workers[rank], signal.SIGKILL)
     for process in (undisturbed, disturbed):
         assert process.wait(120) == 0, process.output
     results = [torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("undisturbed", "disturbed")]
@@ -136,5 +136,5 @@ def train(checkpoint: Path) -> Process:
     return job("--nproc-per-node=2", "--max-restarts=3", script=TRAIN, args=args)
 
 
-def environ(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+def arguments(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

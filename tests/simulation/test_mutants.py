@@ -16,7 +16,7 @@ from outlast.core.roster import Candidate
 from outlast.messages import Ack, Assignment, FromCoordinator, Join, Leaving, Report, State
 
 MOST_SEEDS = 6000
-RARE = {"TrustsLateConnections": 2200, "RepeatsFinishedWork": 5450}  # where to begin with what few seeds show
+RARE = {"TrustsLateConnections": 2200, "RepeatsFinishedWork": 2400}  # where to begin with what few seeds show
 
 
 class NoBarrier(Job):
@@ -275,7 +275,7 @@ def test_a_broken_job_is_caught(mutant: type[Job], invariant: str) -> None:
         (StopsAtLeisure, "one generation"),
         (LeasesFromTheAnswer, "one generation"),
         (WaitsForever, "nobody is stuck"),
-        (HidesTheCut, "only failures cost restarts"),
+        (HidesTheCut, "nobody is stuck"),
         (CannotLeave, "nobody is stuck"),
     ],
 )

@@ -44,6 +44,8 @@ def test_the_defaults_are_decisions() -> None:
         "node_timeout": 3.0,
         "empty_timeout": 10.0,
         "restart_grace": 0.5,
+        "warm_start": True,
+        "warm_preload": "",
         "store_ports": "",
         "auth": True,
         "token": "",

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from ipaddress import ip_address
+from pathlib import Path
 
 import msgspec
 
-from outlast.agent.environment import worker_command, worker_environment
+from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.ports import StorePort
 from outlast.agent.summary import read_failure
-from outlast.agent.workers import WorkerGroup
+from outlast.agent.workers import Streams, WorkerGroup
+from outlast.agent.zygote import Zygote
 from outlast.config import Settings
 from outlast.core.node import (
     Cleared,
@@ -46,6 +50,9 @@ log = logging.getLogger("agent")
 
 NOT_STARTED = 126  # the exit code a shell gives to a command that it cannot execute
 TEXT_OF_LATER_FAILURES = 2048  # characters; the first one keeps all of its text
+TORCH_USERS = re.compile(
+    r"^(import|from) (torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|megatron)\b", re.MULTILINE
+)
 INTERRUPTS = (signal.SIGINT, signal.SIGQUIT)  # what a person types: the job ends. Others drain this node.
 
 
@@ -70,6 +77,7 @@ class Agent:
         self._port_in_use: StorePort | None = None
         self._node = Node(store_port=self._port.port)
         self._group: WorkerGroup | None = None
+        self._zygote = self._warm()
         self._error_files: list[str] = []
         self._assignment: Assignment | None = None
         self._stops: set[asyncio.Task[None]] = set()
@@ -80,6 +88,18 @@ class Agent:
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
+
+    def _warm(self) -> Zygote | None:
+        """A zygote, for workers that are Python scripts under the interpreter that we run in ourselves."""
+        launch, settings = self._launch, self._settings
+        plain = launch.command[:2] == (sys.executable, "-u") and launch.numa_binding is None
+        if not settings.warm_start or not plain:
+            return None
+        preload = [name.strip() for name in settings.warm_preload.split(",") if name.strip()]
+        zygote = Zygote(sys.executable, zygote_environment(launch, os.environ), preload)
+        if preload or _uses_torch(Path(launch.entrypoint)):
+            zygote.wake()
+        return zygote
 
     @property
     def node_name(self) -> str:
@@ -105,6 +125,8 @@ class Agent:
             await self._group.stop(signal.SIGKILL, 0)
         if self._stops:
             await asyncio.wait(self._stops)
+        if self._zygote is not None:
+            self._zygote.close()
         await self._link.close()
         linking.cancel()
         await asyncio.wait({linking})
@@ -206,11 +228,7 @@ class Agent:
             environments = [worker_environment(launch, assignment, r, os.environ) for r in ranks]
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
-            commands = [worker_command(launch, r) for r in ranks]
-            generation = assignment.generation
-            self._group = WorkerGroup.start(
-                commands, environments, streams, lambda *exit_: self._exited(generation, *exit_)
-            )
+            self._group = self._workers(assignment.generation, environments, streams)
         except (OSError, ValueError) as error:
             log.error("%s", error)
             self._group = None
@@ -219,6 +237,26 @@ class Agent:
         last = assignment.first_rank + launch.nproc - 1
         shown = f"rank {last}" if launch.nproc == 1 else f"ranks {assignment.first_rank} to {last}"
         log.info("generation %d: started %s of %d", assignment.generation, shown, assignment.world_size)
+
+    def _workers(self, generation: int, environments: list[dict[str, str]], streams: list[Streams]) -> WorkerGroup:
+        """The workers of a generation: forked from the zygote if it is ready, else as new processes."""
+        commands = [worker_command(self._launch, r) for r in range(self._launch.nproc)]
+
+        def on_exit(local_rank: int, pid: int, exit_code: int) -> None:
+            self._exited(generation, local_rank, pid, exit_code)
+
+        zygote = self._zygote
+        if zygote is None:
+            return WorkerGroup.start(commands, environments, streams, on_exit)
+        cold = [zygote.cold(command) for command in commands]
+        return WorkerGroup.start(
+            cold,
+            environments,
+            streams,
+            on_exit,
+            fork=lambda _, environments, streams: zygote.fork(commands, environments, streams),
+            pass_fds=[zygote.news.fileno()],
+        )
 
     def _not_started(self, assignment: Assignment, why: str) -> None:
         failure = self._failure(assignment, local_rank=0, pid=0, exit_code=NOT_STARTED, error_file="")
@@ -272,3 +310,12 @@ class Agent:
         if self._port_in_use is not None:
             self._port_in_use.release()
             self._port_in_use = None
+
+
+def _uses_torch(script: Path) -> bool:
+    """Whether a script says at its beginning that it needs torch: then a spare, too, can be warm beforehand."""
+    try:
+        text = script.read_text(errors="replace")
+    except OSError:
+        return False  # a module, or a program: the first worker will tell
+    return TORCH_USERS.search(text) is not None

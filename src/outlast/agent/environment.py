@@ -51,6 +51,14 @@ def worker_environment(
     return environment
 
 
+def zygote_environment(launch: Launch, base: Mapping[str, str]) -> dict[str, str]:
+    """What a zygote imports under: what all workers have in common, for much of it is read by libraries just once."""
+    environment = {name: value for name, value in base.items() if name not in _WITHHELD}
+    if launch.omp_default:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
 def worker_command(launch: Launch, local_rank: int) -> tuple[str, ...]:
     """The argv of one worker, with `${local_rank}` filled in and NUMA binding before it where asked for."""
     program, *arguments = launch.command

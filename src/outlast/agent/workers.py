@@ -24,6 +24,7 @@ from outlast.agent.pidfd import exited, pidfd_open
 logger = logging.getLogger(__name__)
 
 OnExit = Callable[[int, int, int], None]
+Fork = Callable[[Sequence[Sequence[str]], Sequence[Mapping[str, str]], "Sequence[Streams]"], "list[int] | None"]
 
 # After SIGKILL only the kernel can hold a process (uninterruptible sleep, on a GPU or a dead file server).
 ABANDON_AFTER = 10.0
@@ -63,18 +64,22 @@ class Worker:
     """One worker process. It stays a zombie until the group is stopped, so that its pid stays its own."""
 
     local_rank: int
-    process: subprocess.Popen[bytes]
+    pid: int
     pidfd: int
     exit_code: int | None = None
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    reaped: bool = False
 
     def kill_group(self, signum: int) -> None:
         """Signal the worker and every child that stayed in its process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
+
+    def reap(self) -> None:
+        """Collect a worker that has exited, or is about to."""
+        if not self.reaped:
+            self.reaped = True
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
 
 
 class WorkerGroup:
@@ -98,18 +103,26 @@ class WorkerGroup:
         environments: Sequence[Mapping[str, str]],
         streams: Sequence[Streams],
         on_exit: OnExit,
+        *,
+        fork: Fork | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> WorkerGroup:
         """Start one worker per command. Local rank i gets the i-th of each; the streams are closed here.
 
+        `fork` may give them as processes that are there already, children of this one; if it gives None, they are
+        started here, with the descriptors of `pass_fds` open.
         `on_exit(local_rank, pid, exit_code)` is called from the event loop, once per worker; a negative exit code
         is the signal that ended it. Raises `WorkersNotStarted`; those already started are dead by then.
         """
         group = cls(on_exit)
         try:
-            for local_rank, (command, environment, ends) in enumerate(
-                zip(commands, environments, streams, strict=True)
-            ):
-                group._workers.append(_spawn(local_rank, command, {**environment, _MARK: group._mark}, ends))
+            environments = [{**environment, _MARK: group._mark} for environment in environments]
+            pids = fork(commands, environments, streams) if fork is not None else None
+            if pids is not None:
+                group._workers += [Worker(local_rank, pid, pidfd_open(pid)) for local_rank, pid in enumerate(pids)]
+            else:
+                started = enumerate(zip(commands, environments, streams, strict=True))
+                group._workers += (_spawn(local_rank, *birth, pass_fds) for local_rank, birth in started)
         except OSError:
             group._undo_start()
             raise
@@ -200,7 +213,7 @@ class WorkerGroup:
             )
             self._forget(worker)
             worker.exit_code = -signal.SIGKILL
-            worker.process.returncode = -signal.SIGKILL  # so that nobody waits for it again
+            worker.reaped = True  # so that nobody waits for it again
         self._abandoned = tuple(worker.pid for worker in stuck)
         self._over.set()
 
@@ -220,8 +233,7 @@ class WorkerGroup:
                 logger.error("processes that workers left behind do not die after SIGKILL: %s", orphans)
                 break
         for worker in self._workers:
-            if worker.process.returncode is None:
-                worker.process.wait()
+            worker.reap()
 
     def _orphans(self) -> list[int]:
         """Our children that a worker of this group started, in whichever session they are now."""
@@ -232,7 +244,7 @@ class WorkerGroup:
     def _undo_start(self) -> None:
         for worker in self._workers:
             worker.kill_group(signal.SIGKILL)
-            worker.process.wait()
+            worker.reap()
             os.close(worker.pidfd)
         self._workers.clear()
 
@@ -247,7 +259,13 @@ def become_subreaper() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _spawn(local_rank: int, command: Sequence[str], environment: Mapping[str, str], ends: Streams) -> Worker:
+def _spawn(
+    local_rank: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    ends: Streams,
+    pass_fds: Sequence[int],
+) -> Worker:
     # A signal between fork and exec would run the agent's handlers in the child, on the agent's own wake-up pipe.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SETTABLE)
     try:
@@ -256,8 +274,9 @@ def _spawn(local_rank: int, command: Sequence[str], environment: Mapping[str, st
             env=environment,
             stdout=ends.stdout,
             stderr=ends.stderr,
+            pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=_before_exec(os.getpid()),
+            preexec_fn=before_exec(os.getpid()),
         )
     except OSError as error:
         raise WorkersNotStarted(_why_not(command[0], error)) from error
@@ -271,10 +290,13 @@ def _spawn(local_rank: int, command: Sequence[str], environment: Mapping[str, st
         raise WorkersNotStarted(
             f"cannot watch a worker: {error.strerror}; Outlast needs Linux 5.3 or newer, and free file descriptors"
         ) from error
-    return Worker(local_rank, process, pidfd)
+    process.returncode = 0  # it is ours to wait for, not subprocess's
+    return Worker(local_rank, process.pid, pidfd)
 
 
-def _before_exec(agent: int) -> Callable[[], None]:
+def before_exec(agent: int) -> Callable[[], None]:
+    """What a child of the agent does before it becomes another program: it is to die with the agent."""
+
     def prepare() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != agent:  # it died before the line above could take effect

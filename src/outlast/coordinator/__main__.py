@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import socket
 import sys
@@ -24,6 +25,8 @@ def main() -> int:
     logger = log.configure(commission.log_level, "coordinator")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for every node
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)  # looking through ten thousand connections for garbage takes long
     listener = socket.socket(fileno=commission.listener)
     listener.setblocking(False)
     context, binding = tls.server_side(commission.tls) if commission.tls is not None else (None, b"")

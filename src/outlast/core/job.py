@@ -274,8 +274,9 @@ class Job:
         if report.seq < known.seq or (report.seq == known.seq and not again):
             return  # late or doubled: what it says is no longer true
         node.report = report
-        self._send(name, Ack(report.seq))
         changed = _changed(known, report)
+        if again or not changed or self.phase is not Phase.STOPPING or not node.clear:
+            self._send(name, Ack(report.seq))  # else `Start` is about to say it, and one message less is sent to all
         if again or changed:
             self._digest(name, node, now)
             self._settle(now)
@@ -293,7 +294,7 @@ class Job:
         elif node.leaving and node.clear:
             self._send(name, Over(False, f"node {node.name} was drained", left=True))
         elif member and report.generation < self.generation and report.floor < self.generation:
-            self._send(name, Start(self._roster[name]))
+            self._send(name, Start(self._roster[name], report.seq))
 
     def _digest(self, name: str, node: _Node, now: float) -> None:
         """Take a changed report to heart."""
@@ -439,9 +440,10 @@ class Job:
         self._failures, self._departed = [], []
         self.phase = Phase.RUNNING
         for name, place in self._roster.items():
-            self._nodes[name].sent = self.generation
+            node = self._nodes[name]
+            node.sent = self.generation
             del self._ready[name]
-            self._send(name, Start(place))
+            self._send(name, Start(place, node.report.seq))
         world = self._roster[members[0].node].world_size
         spare = f", {len(self._ready)} spare" if self._ready else ""
         shown = _names(self._nodes[m.node] for m in members)

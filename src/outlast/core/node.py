@@ -177,13 +177,12 @@ class Node:
     def _received(self, message: FromCoordinator, now: float) -> None:
         self._heard_at = now
         if isinstance(message, Ack):
-            sent = self._sent_at.pop(message.seq, None)
-            if sent is not None and self._welcome is not None:
-                self._lease_end = max(self._lease_end, sent + self._welcome.lease)
+            self._renew(message.seq)
         elif isinstance(message, Welcome):
             self._welcome = message
             self._beat_at = now + message.heartbeat
         elif isinstance(message, Start):
+            self._renew(message.ack)
             self._start(message.assignment, now)
         elif isinstance(message, Stop):
             self._stop_up_to(message.generation, message.graceful, now)
@@ -191,6 +190,11 @@ class Node:
             self._finish(message)
         elif isinstance(message, Refuse):
             self._finish(Over(False, message.reason))
+
+    def _renew(self, seq: int) -> None:
+        sent = self._sent_at.pop(seq, None)
+        if sent is not None and self._welcome is not None:
+            self._lease_end = max(self._lease_end, sent + self._welcome.lease)
 
     def _start(self, assignment: Assignment, now: float) -> None:
         generation = assignment.generation
