@@ -74,9 +74,12 @@ def launcher(name: str, *args: str) -> list[str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """User and system time that a process has used so far, of all of its threads, to the nanosecond."""
+    nanoseconds = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread may just have ended
+            nanoseconds += int((task / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
 
 
 def memory(pid: int) -> tuple[float, float]:
@@ -102,9 +105,9 @@ def until(condition: Callable[[], bool], *, timeout: float, runs: Sequence[Run] 
 
 def machine() -> str:
     """This machine in general words; the load tells how far to trust the numbers."""
-    memory_gib = psutil.virtual_memory().total / 2**30
-    load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {sys.version.split()[0]}, load {load:.1f} at the start"
+    gib, load = psutil.virtual_memory().total / 2**30, os.getloadavg()[0]
+    python = sys.version.split()[0]
+    return f"{os.cpu_count()} cores, {gib:.0f} GiB, Python {python}, load {load:.1f} at the start"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -50,6 +50,7 @@ log = logging.getLogger("agent")
 
 NOT_STARTED = 126  # the exit code a shell gives to a command that it cannot execute
 TEXT_OF_LATER_FAILURES = 2048  # characters; the first one keeps all of its text
+MOST_PATIENCE = 1.0  # seconds with a zygote that does not answer; the lease has to be renewed meanwhile
 TORCH_USERS = re.compile(
     r"^(import|from) (torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|megatron)\b", re.MULTILINE
 )
@@ -96,7 +97,12 @@ class Agent:
         if not settings.warm_start or not plain:
             return None
         preload = [name.strip() for name in settings.warm_preload.split(",") if name.strip()]
-        zygote = Zygote(sys.executable, zygote_environment(launch, os.environ), preload)
+        zygote = Zygote(
+            worker_command(launch, 0),
+            zygote_environment(launch, os.environ),
+            preload=preload,
+            patience=min(MOST_PATIENCE, settings.node_timeout / 4),
+        )
         if preload or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()
         return zygote
@@ -248,14 +254,8 @@ class Agent:
         zygote = self._zygote
         if zygote is None:
             return WorkerGroup.start(commands, environments, streams, on_exit)
-        cold = [zygote.cold(command) for command in commands]
         return WorkerGroup.start(
-            cold,
-            environments,
-            streams,
-            on_exit,
-            fork=lambda _, environments, streams: zygote.fork(commands, environments, streams),
-            pass_fds=[zygote.news.fileno()],
+            commands, environments, streams, on_exit, fork=zygote.fork, cold=zygote.cold, pass_fds=[zygote.news]
         )
 
     def _not_started(self, assignment: Assignment, why: str) -> None:

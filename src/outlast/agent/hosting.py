@@ -37,7 +37,7 @@ def listen(endpoint: Endpoint, host: bool | None) -> socket.socket | None:
     for family, address in addresses:
         try:
             return _listen(family, address)
-        except OSError as error:  # noqa: PERF203
+        except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return None
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):

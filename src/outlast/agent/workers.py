@@ -105,12 +105,13 @@ class WorkerGroup:
         on_exit: OnExit,
         *,
         fork: Fork | None = None,
+        cold: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
         pass_fds: Sequence[int] = (),
     ) -> WorkerGroup:
         """Start one worker per command. Local rank i gets the i-th of each; the streams are closed here.
 
         `fork` may give them as processes that are there already, children of this one; if it gives None, they are
-        started here, with the descriptors of `pass_fds` open.
+        started here, with the environment that `cold` makes of theirs, and the descriptors of `pass_fds` open.
         `on_exit(local_rank, pid, exit_code)` is called from the event loop, once per worker; a negative exit code
         is the signal that ended it. Raises `WorkersNotStarted`; those already started are dead by then.
         """
@@ -121,7 +122,7 @@ class WorkerGroup:
             if pids is not None:
                 group._workers += [Worker(local_rank, pid, pidfd_open(pid)) for local_rank, pid in enumerate(pids)]
             else:
-                started = enumerate(zip(commands, environments, streams, strict=True))
+                started = enumerate(zip(commands, map(cold, environments), streams, strict=True))
                 group._workers += (_spawn(local_rank, *birth, pass_fds) for local_rank, birth in started)
         except OSError:
             group._undo_start()

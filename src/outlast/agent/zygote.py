@@ -6,14 +6,19 @@ Whatever goes wrong with it, workers can be started the ordinary way: all that i
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from outlast.agent.workers import Streams, before_exec
 
@@ -29,39 +34,52 @@ FIRST_LESSON = (
     "torch._dynamo",
     "numpy",
 )
-FORK_TIMEOUT = 5.0  # seconds; then the workers are started the ordinary way
-REPLACEMENTS = 8  # of a zygote that is unfit; more is not worth the trouble
+REPLACEMENTS = 8  # in a row, of a zygote that is unfit; more is not worth the trouble
 MESSAGE = 1 << 20
 MOST_DESCRIPTORS = 250  # in one message, by the kernel's limit
-PADDING = " " * 4096  # room for the workers' own command lines in the list of processes
+HIGH = 128  # a number for the workers' socket that no script expects to be its next one
+ROOM = " " * 4096  # for what workers have in their environment on top of what the zygote has
+STARTUP = str(Path(__file__).parents[1] / "worker" / "startup")
 
 
 class Zygote:
-    """One node's zygote, replaced whenever it is in doubt. Made within a running event loop."""
+    """One node's zygote, replaced whenever it is in doubt. Made within a running event loop.
 
-    def __init__(self, python: str, environment: Mapping[str, str], preload: Sequence[str] = ()) -> None:
-        self._python = python
+    `command` is a worker's. `patience`: seconds to wait for a fork; nothing else is done meanwhile.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], *, preload: Sequence[str], patience: float
+    ) -> None:
+        self._command = tuple(command)
         self._environment = dict(environment)
+        self._preload = list(preload)
+        self._patience = patience
         self._lesson = dict.fromkeys((*FIRST_LESSON, *preload))  # in order, and each once
-        self._left_out: set[str] = set()  # packages
+        self._taught = 0  # how many of these the present zygote has been told
+        self._left_out: set[str] = set()  # modules, and all that is in them
+        self._overshadowed = ""
+        self._awake = False
         self._replaced = 0
         self._ready = False
         self._importing = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
-        self._ours, self.news = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._ours.setblocking(False)
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        with theirs:
+            self.news = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, HIGH)
         self._loop.add_reader(self._ours, self._hear_lesson)
 
     def wake(self) -> None:
         """Start it, if it has not been: it is worth its memory only to a script that uses torch."""
-        if self._process is None and not self._replaced:
+        if not self._awake:
+            self._awake = True
             self._start()
 
-    def cold(self, command: Sequence[str]) -> tuple[str, ...]:
-        """The command of a worker that is not forked, but tells like one that is what there is to import."""
-        return (self._python, "-u", "-m", "outlast.worker.cold", str(self.news.fileno()), *command)
+    def cold(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """For a worker that is not forked, but tells like one that is what there is to import: its environment."""
+        return _startup(environment, f"worker {self.news}")
 
     def fork(
         self,
@@ -70,64 +88,86 @@ class Zygote:
         streams: Sequence[Streams],
     ) -> list[int] | None:
         """The pids of new workers, children of this process; None where they have to be started the ordinary way."""
-        if not self._ready or self._link is None or 2 * len(commands) + 2 > MOST_DESCRIPTORS:
-            return None
-        request, descriptors = self._request(commands, environments, streams)
         link = self._link
+        if not self._ready or link is None or 2 * len(commands) + 6 > MOST_DESCRIPTORS:
+            return None
+        if any(_program(command) != _program(self._command) for command in commands):
+            return None
         self._loop.remove_reader(link)
-        link.settimeout(FORK_TIMEOUT)
+        link.settimeout(self._patience)
         try:
-            _ask(link, b"fork", request, descriptors)
-            answer = json.loads(link.recv(MESSAGE) or b"{}")
+            answer = self._deliver(link, *self._request(commands, environments, streams))
         except OSError as error:
             answer = {"doubt": f"it did not answer ({error})"}
-        if "pids" in answer:
-            link.setblocking(False)
-            self._loop.add_reader(link, self._hear)
-            pids: list[int] = answer["pids"]
-            return pids
-        log.warning("workers are started the ordinary way: the zygote is unfit, %s", answer.get("doubt", "it ended"))
-        self._replace()
-        return None
+        if answer["doubt"]:
+            log.warning("workers are started the ordinary way: the zygote is unfit, %s", answer["doubt"])
+            self._replace()
+            return None
+        link.setblocking(False)
+        self._loop.add_reader(link, self._hear)
+        self._replaced = 0
+        self._tell_overshadowed(answer["overshadowed"])
+        return answer["pids"] or None
 
     def _request(
         self,
         commands: Sequence[Sequence[str]],
         environments: Sequence[Mapping[str, str]],
         streams: Sequence[Streams],
-    ) -> tuple[dict[str, object], list[int]]:
-        common = dict(set.intersection(*(set(environment.items()) for environment in environments)))
-        descriptors = [self.news.fileno(), 1, 2]
+    ) -> tuple[dict[str, Any], list[int]]:
+        first, *others = environments
+        common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+        descriptors = [1, 2]
         workers = []
         for command, environment, ends in zip(commands, environments, streams, strict=True):
             worker: dict[str, object] = {"command": list(command)}
-            worker["environment"] = {k: v for k, v in environment.items() if common.get(k) != v}
+            worker["environment"] = {k: v for k, v in environment.items() if k not in common}
             for name, descriptor in (("stdout", ends.stdout), ("stderr", ends.stderr)):
                 if descriptor is None:
-                    worker[name] = 1 if name == "stdout" else 2
+                    worker[name] = 0 if name == "stdout" else 1
                 else:
                     worker[name] = len(descriptors)
                     descriptors.append(descriptor)
             workers.append(worker)
-        request: dict[str, object] = {"agent": os.getpid(), "directory": str(Path.cwd()), "news": 0}
-        request |= {"environment": common, "workers": workers}
+        request = {"agent": os.getpid(), "directory": str(Path.cwd()), "beside": _beside(self._command)}
+        request |= {"news": self.news, "environment": common, "workers": workers}
         return request, descriptors
+
+    def _deliver(self, link: socket.socket, request: dict[str, Any], streams: list[int]) -> dict[str, Any]:
+        """Have workers forked: they wait until we know of them, and we wait until each has a session of its own.
+
+        Those that we do not hear of in time end by themselves, as the pipe on which they wait is closed.
+        """
+        with ExitStack() as stack:
+            waiting, go = (stack.enter_context(end) for end in _pipe())
+            born, birth = (stack.enter_context(end) for end in _pipe())
+            _ask(link, b"fork", request, [self.news, waiting.fileno(), *streams, birth.fileno()])
+            birth.close()
+            answer: dict[str, Any] = json.loads(link.recv(MESSAGE) or b'{"doubt": "it ended"}')
+            if not answer.get("pids"):
+                return answer
+            go.write(bytes(len(answer["pids"])))
+            if not select.select([born], [], [], self._patience)[0]:
+                for pid in answer["pids"]:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                raise TimeoutError("its workers do not come to life")
+            return answer
 
     def close(self) -> None:
         """End it for good."""
-        self._replaced = REPLACEMENTS
         self._end()
         self._loop.remove_reader(self._ours)
         self._ours.close()
-        self.news.close()
+        os.close(self.news)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [self._python, "-u", "-m", "outlast.worker.zygote", str(theirs.fileno()), PADDING],
-                    env=self._environment,
+                    self._command,
+                    env=_startup(self._environment, f"zygote {theirs.fileno()}{ROOM}"),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -139,24 +179,31 @@ class Zygote:
                 log.warning("no zygote, restarts will be slower: %s", error)
                 return
         ours.setblocking(False)
-        self._link, self._importing = ours, "torch"
+        self._link, self._taught = ours, 0
         self._loop.add_reader(ours, self._hear)
-        self._teach(list(self._lesson))
+        self._teach()
 
-    def _teach(self, modules: list[str]) -> None:
+    def _teach(self) -> None:
+        """Have it import what it has not been told of yet."""
         assert self._link is not None
-        wanted = [name for name in modules if name.partition(".")[0] not in self._left_out]
+        new = list(self._lesson)[self._taught :]
+        self._taught = len(self._lesson)
         self._ready = False
-        _ask(self._link, b"import", wanted, [])
+        modules = [name for name in new if not any(f"{name}.".startswith(f"{out}.") for out in self._left_out)]
+        lesson = {"modules": modules, "preload": self._preload, "beside": _beside(self._command)}
+        with suppress(BrokenPipeError):  # that it has ended is heard next
+            _ask(self._link, b"import", lesson, [])
 
     def _hear_lesson(self) -> None:
         """A worker tells which installed modules it has imported."""
-        modules = json.loads(zlib.decompress(self._ours.recv(MESSAGE)))
-        new = [name for name in modules if name not in self._lesson]
-        self._lesson.update(dict.fromkeys(new))
+        try:
+            modules = zlib.decompress(self._ours.recv(MESSAGE)).decode().split()
+        except (zlib.error, ValueError):
+            return  # a script that wrote into a descriptor that it does not know
+        self._lesson.update(dict.fromkeys(modules))
         self.wake()
-        if new and self._ready:
-            self._teach(new)
+        if self._ready and self._taught < len(self._lesson):
+            self._teach()
 
     def _hear(self) -> None:
         assert self._link is not None
@@ -177,17 +224,28 @@ class Zygote:
             return
         self._importing = ""
         for name, why in message["failed"].items():
-            log.debug("the zygote cannot import %s: %s", name, why)
+            self._leave_out(name, why)
         if message["doubt"]:
-            self._leave_out(message["culprit"].partition(".")[0], message["doubt"])
+            self._leave_out(message["culprit"], message["doubt"])
             self._replace()
             return
-        self._ready = True
         log.debug("the zygote is ready, after %.1f s of imports", message["took"])
+        self._ready = True
+        if self._taught < len(self._lesson):
+            self._teach()
 
-    def _leave_out(self, package: str, why: str) -> None:
-        self._left_out.add(package)
-        log.info("the zygote leaves out %s: %s", package, why)
+    def _leave_out(self, module: str, why: str) -> None:
+        self._left_out.add(module)
+        log.info("the zygote leaves out %s: %s", module, why)
+
+    def _tell_overshadowed(self, name: str) -> None:
+        if name and name != self._overshadowed:
+            log.warning(
+                "workers are started the ordinary way: %s beside the script has the name of a module that the zygote"
+                " has imported; rename it for fast restarts",
+                name,
+            )
+        self._overshadowed = name
 
     def _replace(self) -> None:
         self._end()
@@ -204,9 +262,41 @@ class Zygote:
             self._link.close()
             self._link = None
         if self._process is not None:
-            self._process.kill()
+            # With it go those that it was about to fork, and what an import may have started.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            with suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-self._process.pid, 0)
             self._process = None
+
+
+def _startup(environment: Mapping[str, str], purpose: str) -> dict[str, str]:
+    """An environment in which Python runs our `sitecustomize` first, which takes away what is added here."""
+    before = environment.get("PYTHONPATH")
+    others = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    return {**others, "PYTHONPATH": f"{STARTUP}{os.pathsep}{before}" if before else STARTUP, "OUTLAST_STARTUP": purpose}
+
+
+def _program(command: Sequence[str]) -> Sequence[str]:
+    """What of a worker's command line decides what is run: all but the arguments."""
+    return command[: 4 if command[2] == "-m" else 3]
+
+
+def _beside(command: Sequence[str]) -> str:
+    """The directory from which a worker's script imports first; "" if there is none."""
+    if os.environ.get("PYTHONSAFEPATH"):
+        return ""
+    if command[2] == "-m":
+        return str(Path.cwd())
+    script = Path(command[2]).resolve()
+    return str(script if script.is_dir() else script.parent)
+
+
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    reading, writing = os.pipe()
+    return open(reading, "rb", buffering=0), open(writing, "wb", buffering=0)
 
 
 def _ask(link: socket.socket, word: bytes, content: object, descriptors: list[int]) -> None:

@@ -2,39 +2,36 @@
 
 Told once, after the first optimizer steps (the imports that hide in the first step are among them), or else at its end.
 Never the user's own modules: their code may have changed by the next time.
+
+Loaded before the script, so nothing is imported here that Python has not imported by itself.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.abc
-import importlib.util
-import json
 import os
-import socket
 import sys
-import sysconfig
-import zlib
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 TORCH, OPTIMIZER = "torch", "torch.optim.optimizer"
 STEPS = 2  # whatever the first one imports is there when the second one has ended
-_INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib", "stdlib", "platstdlib")})
 
 
 class _Lesson:
     """Sent once, by this process alone: not by a child that it forks."""
 
     def __init__(self, descriptor: int) -> None:
-        self._link: socket.socket | None = socket.socket(fileno=descriptor)
-        self._link.set_inheritable(False)
+        self._descriptor = descriptor
+        self._socket = os.fstat(descriptor).st_ino
         self._pid = os.getpid()
         self._steps = 0
 
-    def after_step(self, *_: Any) -> None:
+    def after_step(self, *_: object) -> None:
         if self._steps < STEPS:
             self._steps += 1
             if self._steps == STEPS:
@@ -42,39 +39,53 @@ class _Lesson:
 
     def send(self) -> None:
         """The whole lesson, and the last word."""
+        if self._pid != os.getpid():
+            return
+        self._steps = STEPS
         if TORCH in sys.modules:
             self.say(installed_modules())
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._ours():
+            os.close(self._descriptor)
+        self._pid = 0
 
     def say(self, modules: list[str]) -> None:
-        if self._link is not None and os.getpid() == self._pid:
+        if self._pid == os.getpid() and self._ours():
+            import zlib
+
             try:
-                self._link.send(zlib.compress(json.dumps(modules).encode(), 1), socket.MSG_DONTWAIT)
+                os.write(self._descriptor, zlib.compress("\n".join(modules).encode(), 1))
             except OSError:
                 pass  # an agent that does not listen learns nothing; that is no matter of training's
+
+    def _ours(self) -> bool:
+        """Whether the descriptor is still what it was: a script may have closed all that it did not know."""
+        try:
+            return os.fstat(self._descriptor).st_ino == self._socket
+        except OSError:
+            return False
 
 
 def report_later(descriptor: int) -> None:
     """Tell the agent, over this socket, once there is something to tell."""
+    os.set_inheritable(descriptor, False)
     lesson = _Lesson(descriptor)
     atexit.register(lesson.send)
     if OPTIMIZER in sys.modules:
         _hook(sys.modules[OPTIMIZER], lesson)
     else:
-        sys.meta_path.insert(0, _Watch(lesson))
+        sys.meta_path.insert(0, _Watch(lesson))  # type: ignore[arg-type]  (it would have to be imported to say so)
 
 
 def installed_modules() -> list[str]:
-    """The modules that this process has imported from what is installed, in the order in which it did."""
+    """The modules that this process has imported from what is installed, in the order in which it began to."""
+    installed = _installed()
     names = []
     for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        origin = getattr(spec, "origin", None)
+        spec = _spec(module)
         if spec is None or spec.name != name or name == "__main__" or name.partition(".")[0] == "outlast":
             continue
-        if origin in ("built-in", "frozen") or (isinstance(origin, str) and origin.startswith(_INSTALLED)):
+        origin = spec.origin
+        if origin in ("built-in", "frozen") or (isinstance(origin, str) and origin.startswith(installed)):
             names.append(name)
     return names
 
@@ -86,28 +97,45 @@ def settle_ranks() -> None:
         lightning.rank_zero_only.rank = int(os.environ.get("RANK", "0"))
 
 
+def _installed() -> tuple[str, ...]:
+    import site
+
+    places = [os.__file__.rpartition(os.sep)[0], *site.getsitepackages(), site.getusersitepackages()]
+    return tuple(place + os.sep for place in places)
+
+
+def _spec(module: object) -> ModuleSpec | None:
+    """Its `__spec__`, without waking a module that loads itself when it is first looked at."""
+    try:
+        attributes: dict[str, object] = object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return None
+    spec = attributes.get("__spec__")
+    return spec if hasattr(spec, "origin") and hasattr(spec, "name") else None  # type: ignore[return-value]
+
+
 def _hook(module: ModuleType, lesson: _Lesson) -> None:
     module.register_optimizer_step_post_hook(lesson.after_step)
 
 
-class _Watch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Watch:
     """Tells when torch is being imported, waits for its optimizers, hooks into them, and is gone."""
 
     def __init__(self, lesson: _Lesson) -> None:
         self._lesson = lesson
-        self._loader: importlib.abc.Loader | None = None
+        self._loader: Loader | None = None
 
-    def find_spec(
-        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, _path: object = None, _target: ModuleType | None = None) -> ModuleSpec | None:
         if name == TORCH:
             self._lesson.say([TORCH])  # so that the zygote can begin with it now
         if name != OPTIMIZER:
             return None
-        sys.meta_path.remove(self)
+        import importlib.util
+
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self
+            self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

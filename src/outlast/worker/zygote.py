@@ -1,11 +1,11 @@
 """The zygote: a process that has imported what workers import, and forks them.
 
-`python -u -m outlast.worker.zygote DESCRIPTOR PADDING`, started by the agent in the workers' interpreter and
-environment. It is asked over a socket to import modules and to fork workers; it never runs a line of the user's
-script itself. A forked worker leaves this loop for good.
+Started by the agent with the workers' own command line and environment, and held up before the script (see
+`startup/sitecustomize.py`). It is asked over a socket to import modules and to fork workers; it never runs a line of
+the user's script itself. A forked worker leaves this loop for good, and goes on into the script.
 
-It is only worth having while a fork of it is as good as a new process. So it watches itself: a module that leaves a
-thread behind which survives a fork, or opens a GPU, makes it unfit, and it says which one that was.
+It is only worth having while a fork of it is as good as a new process (see `fitness.py`). So it watches itself, and
+says which module it was that put this in doubt.
 """
 
 from __future__ import annotations
@@ -19,31 +19,40 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection
+from typing import Any, TextIO
 
-from outlast.worker import lessons, script
+from outlast.worker import lessons
+from outlast.worker.appearance import Appearance
+from outlast.worker.fitness import overshadowed, unfit, unwatch_environment, watch_environment
 
 PR_SET_PDEATHSIG = 1
-SETTABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 MESSAGE = 64  # bytes: one word; what belongs to it lies in a file in memory
 DESCRIPTORS = 250  # the kernel's limit for one message is 253
+NEWS, GO, STREAMS, BIRTH = 0, 1, 2, -1  # places among the descriptors that come with a fork
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
-def main() -> None:
-    link = socket.socket(fileno=int(sys.argv[1]))
+def main(descriptor: int, usual: Collection[str]) -> None:
+    """Be the zygote until the agent is gone. Returns in forked workers alone, ready for their script."""
+    link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
-    worker = serve(link)
-    if worker is not None:
-        link.close()
-        script.become(worker)
+    appearance = Appearance.own()
+    if appearance is not None:
+        appearance.call_it("outlast: zygote")
+    watch_environment()
+    birth = serve(link, usual)
+    link.close()
+    if birth is None:
+        os._exit(0)
+    if appearance is not None:
+        appearance.show(birth["command"], os.environ)
 
 
-def serve(link: socket.socket) -> list[str] | None:
-    """Do what the agent asks, until it is gone. In a forked worker, and only there, returns its command."""
+def serve(link: socket.socket, usual: Collection[str]) -> dict[str, Any] | None:
+    """Do what the agent asks, until it is gone. In a forked worker, and only there, returns its birth."""
     while True:
         word, descriptors, _, _ = socket.recv_fds(link, MESSAGE, DESCRIPTORS)
         if not word:
@@ -51,83 +60,73 @@ def serve(link: socket.socket) -> list[str] | None:
         with os.fdopen(descriptors[0], "rb") as file:
             content = json.load(file)
         if word == b"import":
-            say(link, learn(link, content))
+            say(link, learn(link, **content))
             continue
-        command = fork_all(link, content, list(descriptors[1:]))
-        if command is not None:
-            return command
+        birth = fork_all(link, content, list(descriptors[1:]), usual)
+        if birth is not None:
+            return birth
 
 
 def say(link: socket.socket, message: dict[str, Any]) -> None:
     link.send(json.dumps(message).encode())
 
 
-def learn(link: socket.socket, modules: list[str]) -> dict[str, Any]:
-    """Import these; what cannot be imported is left out, and what makes a fork unsafe is named."""
-    began, failed, doubt, package = time.monotonic(), {}, "", ""
+def learn(link: socket.socket, modules: list[str], preload: list[str], beside: str) -> dict[str, Any]:
+    """Import these; what cannot be imported is left out, and what makes a fork unsafe is named.
+
+    Those of `preload` may be the user's own, and lie `beside` the script. Others are not looked for there.
+    """
+    began, failed, doubt, culprit = time.monotonic(), {}, "", ""
     for name in modules:
         if name in sys.modules:
             continue
-        if name.partition(".")[0] != package:
-            package = name.partition(".")[0]
-            say(link, {"importing": package})  # should this be the last word, it was this one that killed us
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)
-            failed[name] = f"{type(error).__name__}: {error}"[:200]
+        say(link, {"importing": name})  # should this be the last word, it was this one that killed us
+        why = attempt(name, beside if name in preload else "")
+        if why:
+            failed[name] = why
         doubt = unfit()
         if doubt:
+            culprit = name
             break
     gc.collect()
     gc.freeze()  # objects that nobody touches stay shared with the workers
-    culprit = name if doubt else ""
-    return {"ready": not doubt, "doubt": doubt, "culprit": culprit, "failed": failed, "took": time.monotonic() - began}
+    return {"doubt": doubt, "culprit": culprit, "failed": failed, "took": time.monotonic() - began}
 
 
-def unfit() -> str:
-    """Why a fork of this process would not be as good as a new one; "" if it would."""
-    if threads() > 1:
-        # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-        if threads() > 1:
-            return "it left a thread running"
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(descriptor.readlink())
-        except OSError:
-            continue  # the descriptor of this very listing
-        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/davinci")):
-            return "it opened an accelerator"
+def attempt(name: str, beside: str) -> str:
+    """Import a module; returns why that failed."""
+    path = list(sys.path)
+    if beside:
+        sys.path.insert(0, beside)
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)
+        return f"{type(error).__name__}: {error}"[:200]
+    finally:
+        if beside:
+            sys.path[:] = path
     return ""
 
 
-def threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
-
-
-def fork_all(link: socket.socket, births: dict[str, Any], descriptors: list[int]) -> list[str] | None:
-    """Fork a worker for each birth, as children of the agent. Returns the command in each worker, None here."""
-    pids = []
-    doubt = unfit()
-    if not doubt:
-        for birth in births["workers"]:
-            pid = fork_for(births["agent"])
-            if pid == 0:
-                be_born(births, birth, descriptors)
-                command: list[str] = birth["command"]
-                return command
-            pids.append(pid)
+def fork_all(
+    link: socket.socket, births: dict[str, Any], descriptors: list[int], usual: Collection[str]
+) -> dict[str, Any] | None:
+    """Fork a worker for each birth, as children of the agent. Returns the birth in each worker, None here."""
+    doubt, shadow, pids = unfit(), overshadowed(births["beside"], usual), []
+    for birth in births["workers"] if not (doubt or shadow) else ():
+        pid = fork_for(births["agent"], descriptors[GO])
+        if pid == 0:
+            be_born(births, birth, descriptors)
+            return dict(birth)
+        pids.append(pid)
     for descriptor in descriptors:
         os.close(descriptor)
-    say(link, {"doubt": doubt} if doubt else {"pids": pids})
+    say(link, {"doubt": doubt, "overshadowed": shadow, "pids": pids})
     return None
 
 
-def fork_for(agent: int) -> int:
-    """Fork a process that belongs to the agent: 0 in that process, its pid here.
+def fork_for(agent: int, go: int) -> int:
+    """Fork a process that belongs to the agent: 0 in that process, once the agent has heard of it; its pid here.
 
     A process between the two forks it and ends; the orphan goes to the nearest subreaper, which is the agent. So
     the agent can wait for it, and the kernel kills it when the agent dies.
@@ -141,10 +140,8 @@ def fork_for(agent: int) -> int:
             os._exit(0)
         os.close(reading)
         os.close(writing)
-        while os.getppid() != agent:
-            if os.getppid() == 1:
-                os._exit(1)  # the agent has died
-            time.sleep(0.0002)
+        if not os.read(go, 1) or os.getppid() != agent:
+            os._exit(1)  # the agent went on without us, or has died
         return 0
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
@@ -154,30 +151,43 @@ def fork_for(agent: int) -> int:
 
 
 def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int]) -> None:
-    """Make this process what a new one would be: its own session, environment, streams, signals and random numbers."""
+    """Make this process what a new one would be: its own session, environment, arguments, streams, random numbers."""
     os.setsid()
+    os.close(descriptors.pop(BIRTH))  # the agent waits for this
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != births["agent"]:
         os._exit(1)
-    for number in SETTABLE:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as every Python begins
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    unwatch_environment()
     os.environ.clear()
     os.environ.update({**births["environment"], **birth["environment"]})
     os.chdir(births["directory"])
-    news = descriptors[births["news"]]
-    for target, index in ((1, birth["stdout"]), (2, birth["stderr"])):
-        os.dup2(descriptors[index], target)
+    sys.argv[1:] = birth["command"][len(sys.orig_argv) - len(sys.argv) + 1 :]
+    sys.orig_argv[1:] = birth["command"][1:]
+    for stream, index in ((sys.stdout, birth["stdout"]), (sys.stderr, birth["stderr"])):
+        os.dup2(descriptors[STREAMS + index], stream.fileno())
+        renew(stream)
+    os.dup2(descriptors[NEWS], births["news"], inheritable=False)
     for descriptor in descriptors:
-        if descriptor != news:
-            os.close(descriptor)
+        os.close(descriptor)
+    importlib.invalidate_caches()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # Python's own random does this by itself
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     lessons.settle_ranks()
-    lessons.report_later(news)
-    gc.enable()
+    lessons.report_later(births["news"])
 
 
-if __name__ == "__main__":
-    main()
+def renew(stream: TextIO) -> None:
+    """Let a standard stream forget what it knew of the file that its descriptor led to before.
+
+    The object stays the same: loggers may have it.
+    """
+    raw: Any = stream.buffer  # unbuffered, as -u makes it
+    name, mode = raw.name, stream.mode
+    raw.__init__(raw.fileno(), "wb", closefd=False)
+    raw.name = name
+    stream.__init__(  # type: ignore[misc]
+        raw, stream.encoding, stream.errors, "\n", line_buffering=stream.line_buffering, write_through=True
+    )
+    stream.mode = mode  # type: ignore[misc]

@@ -1,0 +1,105 @@
+"""Whether a fork of this process is as good as a new one. Whatever is in doubt is said, and never forked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/davinci", "/dev/accel", "/dev/infiniband")
+OWN = {*(f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE"))}
+OWN |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "OUTLAST_GENERATION"}
+MENDED = ".rank_zero"  # Lightning's: see `lessons.settle_ranks`
+
+
+def unfit() -> str:
+    """What makes it so; "" if nothing does."""
+    if _threads() > 1:
+        # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        if _threads() > 1:
+            return "it left a thread running"
+    if _children():
+        return "it left a process running"
+    for target in _open_files():
+        if target.startswith(DEVICES):
+            return f"it opened {target}"
+    if isinstance(os.environ, WatchedEnvironment) and os.environ.read:
+        return f"it reads {os.environ.read}, which differs from worker to worker"
+    return ""
+
+
+class WatchedEnvironment(os._Environ):  # type: ignore[type-arg]  (generic for type checkers alone)
+    """Remembers who asked for what only workers have: it would go on with the answer that a zygote got."""
+
+    read = ""
+
+    def __getitem__(self, name: str) -> str:
+        if name in OWN and not _asker().endswith(MENDED):
+            WatchedEnvironment.read = WatchedEnvironment.read or name
+        return super().__getitem__(name)  # type: ignore[no-any-return]
+
+
+def watch_environment() -> None:
+    os.environ.__class__ = WatchedEnvironment
+
+
+def unwatch_environment() -> None:
+    os.environ.__class__ = os._Environ
+
+
+def overshadowed(directory: str, usual: Collection[str]) -> str:
+    """The file beside the script that the script would import, were there not a module of that name already.
+
+    `usual` are the modules that every Python has imported before it comes to the script.
+    """
+    try:
+        entries = sorted(os.listdir(directory or os.curdir))  # noqa: PTH208  (many files may lie there)
+    except OSError:
+        return ""
+    for entry in entries:
+        name, _, suffix = entry.partition(".")
+        module = sys.modules.get(name)
+        if module is None or name in usual or name in sys.builtin_module_names or name == "outlast":
+            continue
+        path = Path(directory, entry)
+        if suffix == "" and (path / "__init__.py").exists():
+            path = path / "__init__.py"
+        elif suffix != "py" and not suffix.endswith("so"):
+            continue
+        if str(path) != getattr(module, "__file__", None):
+            return entry
+    return ""
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def _children() -> str:
+    try:
+        return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    except OSError:
+        return ""  # a kernel that does not say
+
+
+def _open_files() -> list[str]:
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(descriptor.readlink()))
+        except OSError:  # noqa: PERF203  (the descriptor of this very listing)
+            continue
+    return found
+
+
+def _asker() -> str:
+    """The module that reads the environment: the first one up the stack that is not the mapping's own."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc", "collections.abc"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
