@@ -21,5 +21,7 @@ class Commission(msgspec.Struct, frozen=True):
     listener: int  # the file descriptor of a socket that listens already
     shutdown_timeout: float
     tls: Tls | None = None
-    token_file: str = ""  # removed when the coordinator ends, which may be after the agent that left it there
+    # The file that tells this user's other processes of the job. Removed when the coordinator ends, which may be
+    # after the agent that left it there.
+    record: str = ""
     log_level: str = "info"

@@ -90,6 +90,21 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     protocol: int = PROTOCOL
 
 
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A person wants something of the job: the only message of a connection that joins nothing."""
+
+    what: str  # "restart"
+    who: str  # for the log
+    job: str = ""  # empty: whichever is served there
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+    """What became of it."""
+
+    done: bool
+    text: str
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """The coordinator takes the node in. The lease: how long workers may run on without an `Ack`."""
 
@@ -133,5 +148,5 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
-FromAgent = Join | Report
-FromCoordinator = Welcome | Ack | Start | Stop | Over | Refuse
+FromAgent = Join | Report | Ask
+FromCoordinator = Welcome | Ack | Start | Stop | Over | Refuse | Answer

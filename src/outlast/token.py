@@ -12,6 +12,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from outlast.launch import Endpoint
 
 
@@ -32,28 +34,45 @@ def required(endpoint: Endpoint) -> ValueError:
     )
 
 
-def leave(port: int, token: str) -> Path:
-    """Put the token where other agents of this user on this machine find it. Its coordinator removes the file."""
-    path = _path(port)
+class Record(msgspec.Struct, frozen=True):
+    """A job whose coordinator this machine hosts. Its token is "" where the user has given one."""
+
+    job: str
+    endpoint: Endpoint
+    token: str
+
+
+def leave(record: Record) -> Path:
+    """Put it where other processes of this user on this machine find it. Its coordinator removes the file."""
+    path = _directory() / f"{_here()}-{record.endpoint.port}.job"
     draft = path.with_suffix(f".{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(record))
     draft.rename(path)
     return path
 
 
 def find(port: int) -> str | None:
     """The token of the job that listens on this port of this machine; None if this user has none there."""
-    try:
-        return _path(port).read_text() or None
-    except FileNotFoundError:
-        return None
+    tokens = [record.token for record in records() if record.endpoint.port == port]
+    return tokens[0] if tokens and tokens[0] else None
 
 
-def _path(port: int) -> Path:
+def records() -> list[Record]:
+    """The jobs of this user whose coordinators this machine hosts (or hosted, if they were killed)."""
+    found = []
+    for path in sorted(_directory().glob(f"{_here()}-*.job")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Record))
+        except FileNotFoundError:
+            continue  # its job has just ended
+    return found
+
+
+def _here() -> int:
     # Ports are numbered anew in every network namespace, the temporary directory is not.
-    return _directory() / f"{Path('/proc/self/ns/net').stat().st_ino}-{port}.token"
+    return Path("/proc/self/ns/net").stat().st_ino
 
 
 def _directory() -> Path:

@@ -21,6 +21,10 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+def leave(secret: str) -> Path:
+    return token.leave(token.Record("job", Endpoint("127.0.0.1", PORT), secret))
+
+
 def test_every_token_is_new_and_long_enough_to_be_taken() -> None:
     tokens = {token.make() for _ in range(100)}
     assert len(tokens) == 100
@@ -35,7 +39,7 @@ def test_the_command_prints_one_and_nothing_else(capsys: pytest.CaptureFixture[s
 
 
 def test_a_token_that_was_left_is_found_by_its_port_alone() -> None:
-    path = token.leave(PORT, "secret")
+    path = leave("secret")
     assert token.find(PORT) == "secret"
     assert token.find(PORT + 1) is None
     path.unlink()
@@ -43,14 +47,14 @@ def test_a_token_that_was_left_is_found_by_its_port_alone() -> None:
 
 
 def test_a_token_that_was_left_is_for_this_user_alone() -> None:
-    path = token.leave(PORT, "secret")
+    path = leave("secret")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 def test_a_newer_token_takes_the_place_of_an_older_one_and_no_draft_is_left() -> None:
-    token.leave(PORT, "old")
-    path = token.leave(PORT, "new")
+    leave("old")
+    path = leave("new")
     assert token.find(PORT) == "new"
     assert list(path.parent.iterdir()) == [path]
 
@@ -65,7 +69,7 @@ def test_a_place_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     place.rmdir()
     place.symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="OUTLAST_TOKEN"):
-        token.leave(PORT, "secret")
+        leave("secret")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 from outlast import token as tokens
 from outlast.agent import hosting
@@ -24,6 +25,7 @@ from outlast.config import Settings
 from outlast.core.job import Rules
 from outlast.launch import Endpoint, Launch
 from outlast.messages import Over
+from outlast.token import Record
 
 log = logging.getLogger("agent")
 
@@ -42,13 +44,12 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
         logs = JobLogs(launch)
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
-        tls = _client_tls(settings)
+        tls = client_tls(settings)
         listener = hosting.listen(launch.endpoint, launch.host)
         hosted, endpoint, token = None, launch.endpoint, _joining_token(launch.endpoint, settings)
         if listener is not None:
             with listener:
-                hosted, endpoint, secret = _host(listener, launch, settings)
-            cleanup.callback(hosted.kill)
+                hosted, endpoint, secret = _host(listener, launch, settings, cleanup)
             token = lambda: secret  # noqa: E731
             log.log(logging.INFO if launch.max_nodes > 1 else logging.DEBUG, "hosting the coordinator at %s", endpoint)
         make_link = partial(Link, endpoint, token, tls=tls, patience=settings.connect_timeout)
@@ -58,13 +59,22 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
         return over
 
 
-def _host(listener: socket.socket, launch: Launch, settings: Settings) -> tuple[HostedCoordinator, Endpoint, str]:
+def _host(
+    listener: socket.socket, launch: Launch, settings: Settings, cleanup: ExitStack
+) -> tuple[HostedCoordinator, Endpoint, str]:
     port = listener.getsockname()[1]
     alone = launch.endpoint.port == 0
     secret = _hosting_token(launch.endpoint, settings)
     tls = _server_tls(settings)
-    left = settings.auth and not settings.token and not alone
-    token_file = str(tokens.leave(port, secret)) if left else ""
+    endpoint = Endpoint(launch.endpoint.host, port)
+    needed = settings.auth and not settings.token and not alone  # by other agents, to join
+    try:
+        record = str(tokens.leave(Record(launch.job, endpoint, "" if settings.token else secret)))
+    except OSError as error:
+        if needed:
+            raise
+        log.debug("no record of this job for 'outlast restart': %s", error)
+        record = ""
     rules = Rules(
         job=launch.job,
         entrypoint=launch.entrypoint,
@@ -86,10 +96,14 @@ def _host(listener: socket.socket, launch: Launch, settings: Settings) -> tuple[
         listener=listener.fileno(),
         shutdown_timeout=launch.shutdown_timeout,
         tls=tls,
-        token_file=token_file,
+        record=record,
         log_level=settings.log_level,
     )
-    return HostedCoordinator.start(commission), Endpoint(launch.endpoint.host, port), secret
+    hosted = HostedCoordinator.start(commission)
+    if record:
+        cleanup.callback(Path(record).unlink, missing_ok=True)  # should the coordinator not have been able to
+    cleanup.callback(hosted.kill)
+    return hosted, endpoint, secret
 
 
 def _hosting_token(endpoint: Endpoint, settings: Settings) -> str:
@@ -110,7 +124,7 @@ def _joining_token(endpoint: Endpoint, settings: Settings) -> Callable[[], str |
     return lambda: tokens.find(endpoint.port)
 
 
-def _client_tls(settings: Settings) -> ssl.SSLContext | None:
+def client_tls(settings: Settings) -> ssl.SSLContext | None:
     if not settings.tls:
         return None
     if not settings.tls_cert and find_spec("cryptography") is None:

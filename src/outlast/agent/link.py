@@ -35,7 +35,9 @@ class NoToken(Exception):
     """This user has no token for the coordinator."""
 
 
-class _Protocol(asyncio.Protocol):
+class Connection(asyncio.Protocol):
+    """One connection to a coordinator, from the first byte to the last."""
+
     def __init__(self, token: str, receive: Callable[[FromCoordinator], None]) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -123,7 +125,7 @@ class Link:
         self._connected = connected
         self._received = received
         self._disconnected = disconnected
-        self._protocol: _Protocol | None = None
+        self._protocol: Connection | None = None
 
     async def run(self) -> None:
         """Connect, and connect again, until nobody could be reached for too long: then raises `Unreachable`."""
@@ -133,7 +135,7 @@ class Link:
         while True:
             tried = self._token()
             try:
-                protocol = await self._connect(tried)
+                protocol = await connect(self._endpoint, tried, self._tls, self._receive)
             except WrongToken as error:
                 if self._token() != tried:
                     continue  # the file was left there by an earlier job, and has been replaced meanwhile
@@ -143,7 +145,7 @@ class Link:
             except (OSError, NoToken, WireError, asyncio.TimeoutError) as error:
                 hopeless = isinstance(error, (NotOutlast, NoToken))
                 if loop.time() - last >= (min(self._patience, SHORT_PATIENCE) if hopeless else self._patience):
-                    raise Unreachable(self._why(error)) from error
+                    raise Unreachable(why_not(error, self._endpoint, self._patience, self._tls)) from error
                 if not told and loop.time() - last > 1.0:
                     log.info("waiting for the coordinator at %s (%s)", self._endpoint, _brief(error))
                     told = True
@@ -159,54 +161,9 @@ class Link:
             log.debug("the connection to the coordinator ended: %s", error_or_none or "closed")
             self._disconnected()
 
-    async def _connect(self, token: str | None) -> _Protocol:
-        loop = asyncio.get_running_loop()
-        endpoint = self._endpoint
-        if token is None:
-            # Whether somebody is there at all makes the difference between "too early" and "somebody else's".
-            knocking = loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
-            transport, _ = await asyncio.wait_for(knocking, HANDSHAKE_TIMEOUT)
-            transport.abort()
-            raise NoToken("this user has no token for it")
-        name = endpoint.host if self._tls is not None else None
-        opening = loop.create_connection(
-            lambda: _Protocol(token, self._receive), endpoint.host, endpoint.port, ssl=self._tls, server_hostname=name
-        )
-        _, protocol = await asyncio.wait_for(opening, HANDSHAKE_TIMEOUT)
-        try:
-            await asyncio.wait_for(asyncio.shield(protocol.ready), HANDSHAKE_TIMEOUT)
-        except asyncio.TimeoutError:
-            protocol.ready.cancel()  # nobody asks any more
-            protocol.abort()
-            raise NotOutlast("what listens there does not answer") from None
-        return protocol
-
     def _receive(self, message: FromCoordinator) -> None:
         if self._protocol is not None:
             self._received(message)
-
-    def _why(self, error: Exception) -> str:
-        where = self._endpoint
-        if isinstance(error, NoToken):
-            return (
-                f"port {where.port} is taken, and not by a job of yours that made its own token: "
-                "set OUTLAST_TOKEN as on its other nodes, or choose another port"
-            )
-        if isinstance(error, NotOutlast):
-            return f"something that is not an Outlast coordinator answers at {where}: choose another port"
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return f"cannot verify the coordinator's certificate at {where} ({error.verify_message}): see --ft-tls-ca"
-        if self._tls is not None and isinstance(error, (ssl.SSLError, ConnectionResetError)):
-            return f"no TLS with the coordinator at {where}: start every node of the job with --tls, or none"
-        if isinstance(error, ConnectionResetError):
-            return (
-                f"what listens at {where} closes the connection: if that is this job's coordinator, "
-                "start every node with --tls or none; if not, choose another port"
-            )
-        return (
-            f"no coordinator answers at {where} after {self._patience:g} s ({_brief(error)}): "
-            "check --rdzv-endpoint, and that the node that it names has been started"
-        )
 
     def send(self, message: FromAgent) -> None:
         if self._protocol is not None:
@@ -225,6 +182,55 @@ class Link:
                 await asyncio.wait_for(asyncio.shield(protocol.closed), 1.0)
             except asyncio.TimeoutError:
                 protocol.abort()
+
+
+async def connect(
+    endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None, receive: Callable[[FromCoordinator], None]
+) -> Connection:
+    """A connection on which both ends have proved that they know the token."""
+    loop = asyncio.get_running_loop()
+    if token is None:
+        # Whether somebody is there at all makes the difference between "too early" and "somebody else's".
+        knocking = loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
+        transport, _ = await asyncio.wait_for(knocking, HANDSHAKE_TIMEOUT)
+        transport.abort()
+        raise NoToken("this user has no token for it")
+    name = endpoint.host if tls is not None else None
+    opening = loop.create_connection(
+        lambda: Connection(token, receive), endpoint.host, endpoint.port, ssl=tls, server_hostname=name
+    )
+    _, connection = await asyncio.wait_for(opening, HANDSHAKE_TIMEOUT)
+    try:
+        await asyncio.wait_for(asyncio.shield(connection.ready), HANDSHAKE_TIMEOUT)
+    except asyncio.TimeoutError:
+        connection.ready.cancel()  # nobody asks any more
+        connection.abort()
+        raise NotOutlast("what listens there does not answer") from None
+    return connection
+
+
+def why_not(error: Exception, where: Endpoint, patience: float, tls: ssl.SSLContext | None) -> str:
+    """What to tell the user about a coordinator that cannot be reached."""
+    if isinstance(error, NoToken):
+        return (
+            f"port {where.port} is taken, and not by a job of yours that made its own token: "
+            "set OUTLAST_TOKEN as on its other nodes, or choose another port"
+        )
+    if isinstance(error, NotOutlast):
+        return f"something that is not an Outlast coordinator answers at {where}: choose another port"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"cannot verify the coordinator's certificate at {where} ({error.verify_message}): see --ft-tls-ca"
+    if tls is not None and isinstance(error, (ssl.SSLError, ConnectionResetError)):
+        return f"no TLS with the coordinator at {where}: start every node of the job with --tls, or none"
+    if isinstance(error, ConnectionResetError):
+        return (
+            f"what listens at {where} closes the connection: if that is this job's coordinator, "
+            "start every node with --tls or none; if not, choose another port"
+        )
+    return (
+        f"no coordinator answers at {where} after {patience:g} s ({_brief(error)}): "
+        "check --rdzv-endpoint, and that the node that it names has been started"
+    )
 
 
 def _brief(error: Exception) -> str:

@@ -37,6 +37,7 @@ FIRST_LESSON = (
 REPLACEMENTS = 8  # in a row, of a zygote that is unfit; more is not worth the trouble
 MESSAGE = 1 << 20
 MOST_DESCRIPTORS = 250  # in one message, by the kernel's limit
+LULL = 2.0  # seconds after a lesson: workers also tell when they end, and then the next ones are due first
 HIGH = 128  # a number for the workers' socket that no script expects to be its next one
 ROOM = " " * 4096  # for what workers have in their environment on top of what the zygote has
 STARTUP = str(Path(__file__).parents[1] / "worker" / "startup")
@@ -63,6 +64,7 @@ class Zygote:
         self._replaced = 0
         self._ready = False
         self._importing = ""
+        self._lull: asyncio.TimerHandle | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
@@ -156,6 +158,8 @@ class Zygote:
 
     def close(self) -> None:
         """End it for good."""
+        if self._lull is not None:
+            self._lull.cancel()
         self._end()
         self._loop.remove_reader(self._ours)
         self._ours.close()
@@ -202,6 +206,11 @@ class Zygote:
             return  # a script that wrote into a descriptor that it does not know
         self._lesson.update(dict.fromkeys(modules))
         self.wake()
+        if self._lull is None:
+            self._lull = self._loop.call_later(LULL, self._after_lull)
+
+    def _after_lull(self) -> None:
+        self._lull = None
         if self._ready and self._taught < len(self._lesson):
             self._teach()
 
@@ -279,9 +288,9 @@ def _startup(environment: Mapping[str, str], purpose: str) -> dict[str, str]:
     return {**others, "PYTHONPATH": f"{STARTUP}{os.pathsep}{before}" if before else STARTUP, "OUTLAST_STARTUP": purpose}
 
 
-def _program(command: Sequence[str]) -> Sequence[str]:
+def _program(command: Sequence[str]) -> tuple[str, ...]:
     """What of a worker's command line decides what is run: all but the arguments."""
-    return command[: 4 if command[2] == "-m" else 3]
+    return tuple(command[: 4 if command[2] == "-m" else 3])
 
 
 def _beside(command: Sequence[str]) -> str:

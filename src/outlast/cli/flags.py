@@ -330,7 +330,7 @@ def _meeting(args: argparse.Namespace, low: int, high: int) -> tuple[str, Endpoi
 
 def _c10d_endpoint(args: argparse.Namespace, high: int) -> Endpoint:
     if args.rdzv_endpoint:
-        return _endpoint("--rdzv-endpoint", args.rdzv_endpoint, _C10D_PORT)
+        return endpoint_of("--rdzv-endpoint", args.rdzv_endpoint, _C10D_PORT)
     if high > 1:
         raise ValueError(f"--nnodes={args.nnodes} needs --rdzv-endpoint host:port of one of your nodes")
     return Endpoint("127.0.0.1", 0)
@@ -346,14 +346,15 @@ def _static_endpoint(args: argparse.Namespace) -> Endpoint:
     if backend != "static":
         raise ValueError(f"--rdzv-backend must be static or c10d, not {backend!r}")
     if args.rdzv_endpoint:
-        return _endpoint("--rdzv-endpoint", args.rdzv_endpoint, _STATIC_PORT)
+        return endpoint_of("--rdzv-endpoint", args.rdzv_endpoint, _STATIC_PORT)
     port = _STATIC_PORT if args.master_port is None else args.master_port
     if not 0 <= port <= 65535:
         raise ValueError(f"--master-port must be a port from 0 to 65535, not {port}")
     return Endpoint(_host("--master-addr", args.master_addr), port)
 
 
-def _endpoint(flag: str, text: str, default_port: int) -> Endpoint:
+def endpoint_of(flag: str, text: str, default_port: int = _C10D_PORT) -> Endpoint:
+    """The endpoint in a flag's `host:port`; raises ValueError, naming the flag."""
     text = text.strip()
     host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
     if not colon:

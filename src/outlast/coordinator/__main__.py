@@ -38,8 +38,8 @@ def main() -> int:
     try:
         over = asyncio.run(coordinate())
     finally:
-        if commission.token_file:
-            Path(commission.token_file).unlink(missing_ok=True)
+        if commission.record:
+            Path(commission.record).unlink(missing_ok=True)
     logger.debug("the coordinator ends: %s", over.reason)
     return 0
 

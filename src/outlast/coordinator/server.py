@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import ssl
 from collections.abc import Callable
 from socket import socket
 
 import msgspec
 
-from outlast.core.job import Command, Event, Job, Joined, Lost, Note, Reported, Rules, Send, Tick
+from outlast.core.job import Asked, Command, Drop, Event, Job, Joined, Lost, Note, Reply, Reported, Rules, Send, Tick
 from outlast.core.liveness import Liveness
-from outlast.messages import FromAgent, FromCoordinator, Join, Over
+from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report
 from outlast.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -78,6 +79,8 @@ class Peer(asyncio.BufferedProtocol):
             if self._patience is not None:
                 self._patience.cancel()
             self._server.joined(self, message)
+        elif isinstance(message, Ask):
+            self._server.asked(self, message)
         elif self.node is None:
             raise WireError("it reported before it joined")
         else:
@@ -151,6 +154,7 @@ class Server:
     async def serve(self, listener: socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
         """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
         self._arm()
+        self._loop.add_signal_handler(signal.SIGHUP, self.asked, None, Ask("restart", "SIGHUP"))
         listening = await self._loop.create_server(lambda: Peer(self), sock=listener, backlog=BACKLOG, ssl=tls)
         async with listening:
             over = await self._over
@@ -180,9 +184,19 @@ class Server:
         self._feed(Joined(join))
 
     def reported(self, peer: Peer, node: str, message: FromAgent) -> None:
-        if self._of.get(node) is peer and not isinstance(message, Join):
+        if self._of.get(node) is peer and isinstance(message, Report):
             self._liveness.heard(node, self._now())
             self._feed(Reported(node, message))
+
+    def asked(self, peer: Peer | None, ask: Ask) -> None:
+        """Somebody with the token, or (without a connection) a signal to this process, asks for something."""
+        log.debug("asked to %s by %s", ask.what, ask.who)
+        for command in self._feed(Asked(ask)):
+            if isinstance(command, Reply) and peer is not None:
+                peer.send(command.answer)
+                peer.close()
+            elif isinstance(command, Reply):
+                log.info("%s", command.answer.text)
 
     def gone(self, peer: Peer, error: Exception | None) -> None:
         self.peers.discard(peer)
@@ -212,15 +226,17 @@ class Server:
     def _now(self) -> float:
         return self._loop.time()
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: Event) -> list[Command]:
         now = self._now()
         if self._observe is not None:
             self._observe(event, now)
-        for command in self._job.handle(event, now):
+        commands = self._job.handle(event, now)
+        for command in commands:
             self._carry_out(command)
         if self._job.outcome is not None and not self._over.done():
             self._over.set_result(self._job.outcome)
         self._arm()
+        return commands
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Send):
@@ -229,7 +245,7 @@ class Server:
                 peer.send(command.message)
         elif isinstance(command, Note):
             log.info("%s", command.text)
-        else:
+        elif isinstance(command, Drop):
             peer = self._forget(command.node)
             if peer is not None:
                 peer.close()

@@ -23,6 +23,8 @@ from outlast.core.roster import Candidate, assign, choose, rank, world_of
 from outlast.messages import (
     PROTOCOL,
     Ack,
+    Answer,
+    Ask,
     Assignment,
     Failure,
     FromCoordinator,
@@ -84,11 +86,17 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     until: float | None = None
 
 
+class Asked(msgspec.Struct, frozen=True, tag="asked"):
+    """Somebody who may do so asks for something."""
+
+    ask: Ask
+
+
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Lost | Tick
+Event = Joined | Reported | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -104,13 +112,19 @@ class Drop(msgspec.Struct, frozen=True):
     node: str
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """Tell whoever asked what became of it."""
+
+    answer: Answer
+
+
 class Note(msgspec.Struct, frozen=True):
     """A decision and its reason, for people."""
 
     text: str
 
 
-Command = Send | Drop | Note
+Command = Send | Drop | Reply | Note
 
 
 class Phase(str, Enum):
@@ -211,6 +225,8 @@ class Job:
             self._joined(event.join, now)
         elif isinstance(event, Lost):
             self._lost(event, now)
+        elif isinstance(event, Asked):
+            self._asked(event.ask, now)
         else:
             self._settle(now)
         return self._out
@@ -350,6 +366,19 @@ class Job:
         else:
             self._note(why)
         self._settle(now)
+
+    def _asked(self, ask: Ask, now: float) -> None:
+        if ask.job not in ("", self.rules.job):
+            answer = Answer(False, f"this endpoint serves job {self.rules.job!r}, not {ask.job!r}")
+        elif ask.what != "restart":
+            answer = Answer(False, f"nobody here knows how to {ask.what!r}: install the same version of outlast")
+        elif self.phase is not Phase.RUNNING:
+            answer = Answer(False, f"nothing to restart: the job is {self.phase.value}")
+        else:
+            answer = Answer(True, f"job {self.rules.job}: generation {self.generation} ends, and starts anew")
+            self._depart(f"a restart was asked for by {ask.who}")
+            self._settle(now)
+        self._out.append(Reply(answer))
 
     # -- rules
 

@@ -33,7 +33,7 @@ def unfit() -> str:
     return ""
 
 
-class WatchedEnvironment(os._Environ):  # type: ignore[type-arg]  (generic for type checkers alone)
+class WatchedEnvironment(os._Environ[str]):
     """Remembers who asked for what only workers have: it would go on with the answer that a zygote got."""
 
     read = ""
@@ -41,7 +41,7 @@ class WatchedEnvironment(os._Environ):  # type: ignore[type-arg]  (generic for t
     def __getitem__(self, name: str) -> str:
         if name in OWN and not _asker().endswith(MENDED):
             WatchedEnvironment.read = WatchedEnvironment.read or name
-        return super().__getitem__(name)  # type: ignore[no-any-return]
+        return super().__getitem__(name)
 
 
 def watch_environment() -> None:
@@ -92,8 +92,8 @@ def _open_files() -> list[str]:
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             found.append(str(descriptor.readlink()))
-        except OSError:  # noqa: PERF203  (the descriptor of this very listing)
-            continue
+        except OSError:
+            continue  # the descriptor of this very listing
     return found
 
 

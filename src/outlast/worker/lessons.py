@@ -25,10 +25,11 @@ STEPS = 2  # whatever the first one imports is there when the second one has end
 class _Lesson:
     """Sent once, by this process alone: not by a child that it forks."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, known: frozenset[str]) -> None:
         self._descriptor = descriptor
         self._socket = os.fstat(descriptor).st_ino
         self._pid = os.getpid()
+        self._known = known
         self._steps = 0
 
     def after_step(self, *_: object) -> None:
@@ -43,13 +44,13 @@ class _Lesson:
             return
         self._steps = STEPS
         if TORCH in sys.modules:
-            self.say(installed_modules())
+            self.say([name for name in installed_modules() if name not in self._known])
         if self._ours():
             os.close(self._descriptor)
         self._pid = 0
 
     def say(self, modules: list[str]) -> None:
-        if self._pid == os.getpid() and self._ours():
+        if modules and self._pid == os.getpid() and self._ours():
             import zlib
 
             try:
@@ -65,15 +66,15 @@ class _Lesson:
             return False
 
 
-def report_later(descriptor: int) -> None:
-    """Tell the agent, over this socket, once there is something to tell."""
+def report_later(descriptor: int, known: frozenset[str] = frozenset()) -> None:
+    """Tell the agent, over this socket, what the zygote does not know yet, once there is something to tell."""
     os.set_inheritable(descriptor, False)
-    lesson = _Lesson(descriptor)
+    lesson = _Lesson(descriptor, known)
     atexit.register(lesson.send)
     if OPTIMIZER in sys.modules:
         _hook(sys.modules[OPTIMIZER], lesson)
     else:
-        sys.meta_path.insert(0, _Watch(lesson))  # type: ignore[arg-type]  (it would have to be imported to say so)
+        sys.meta_path.insert(0, _Watch(lesson))
 
 
 def installed_modules() -> list[str]:
@@ -132,7 +133,7 @@ class _Watch:
             return None
         import importlib.util
 
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]

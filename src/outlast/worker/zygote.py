@@ -175,7 +175,7 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     lessons.settle_ranks()
-    lessons.report_later(births["news"])
+    lessons.report_later(births["news"], known=frozenset(sys.modules))
 
 
 def renew(stream: TextIO) -> None:

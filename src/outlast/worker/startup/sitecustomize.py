@@ -44,4 +44,4 @@ def _serve(descriptor: int, usual: frozenset[str]) -> None:
 begin()
 # The sitecustomize that there would have been without this one; that there is none is what `site` expects to hear.
 del sys.modules["sitecustomize"]
-import sitecustomize  # noqa: E402, F401
+import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

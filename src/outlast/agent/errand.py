@@ -1,0 +1,37 @@
+"""One question to a running job's coordinator, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from outlast.agent.link import NoToken, Unreachable, connect, why_not
+from outlast.launch import Endpoint
+from outlast.messages import Answer, Ask, FromCoordinator
+from outlast.wire import WireError, WrongToken
+
+PATIENCE = 10.0
+
+
+async def ask(endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None, question: Ask) -> Answer:
+    """The coordinator's answer. Raises `Unreachable`, with a line that says what to do."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[Answer] = loop.create_future()
+
+    def receive(message: FromCoordinator) -> None:
+        if isinstance(message, Answer) and not answered.done():
+            answered.set_result(message)
+
+    try:
+        connection = await connect(endpoint, token, tls, receive)
+        connection.send(question)
+        connection.closed.add_done_callback(lambda _: answered.cancel())  # with no effect on an answer that came
+        await asyncio.wait({answered}, timeout=PATIENCE)
+        connection.close()
+    except WrongToken as error:
+        raise Unreachable(f"the coordinator at {endpoint} has another token: set the job's OUTLAST_TOKEN") from error
+    except (OSError, NoToken, WireError, asyncio.TimeoutError) as error:
+        raise Unreachable(why_not(error, endpoint, PATIENCE, tls)) from error
+    if not answered.done() or answered.cancelled():
+        raise Unreachable(f"the coordinator at {endpoint} gave no answer")
+    return answered.result()
