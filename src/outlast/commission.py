@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.core.job import Rules
+from outlast.core.events import Rules
 
 
 class Tls(msgspec.Struct, frozen=True):

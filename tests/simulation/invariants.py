@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outlast.core.job import Job, Phase, Rules
+from outlast.core.events import Rules
+from outlast.core.job import Job, Phase
 from outlast.messages import Assignment, Over, Start
 
 

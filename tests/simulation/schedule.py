@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from outlast.core.job import Rules
+from outlast.core.events import Rules
 
 FAULTS = ("crash", "power", "cut", "reset", "drain", "interrupt", "join")
 KILL_SHARE = 0.1  # of the node time-out: the longest that a SIGKILL takes to clear a node

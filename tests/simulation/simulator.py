@@ -24,7 +24,8 @@ from invariants import Violation, Witness
 from schedule import CLOCK_DRIFT, KILL_SHARE, Schedule, draw
 
 from outlast.core import node as agent
-from outlast.core.job import Command, Drop, Event, Job, Joined, Lost, Note, Phase, Reported, Rules, Send, Tick
+from outlast.core.events import Command, Drop, Event, Joined, Lost, Note, Reported, Rules, Send, Tick
+from outlast.core.job import Job, Phase
 from outlast.core.liveness import Liveness
 from outlast.core.node import FIRST_PATIENCE, Node
 from outlast.core.roster import world_of

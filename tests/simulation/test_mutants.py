@@ -10,7 +10,8 @@ from invariants import Violation
 from simulator import Simulation
 
 from outlast.core import job as job_module
-from outlast.core.job import Job, Lost, Phase
+from outlast.core.events import Lost
+from outlast.core.job import Job, Phase
 from outlast.core.node import Node
 from outlast.core.roster import Candidate
 from outlast.messages import Ack, Assignment, FromCoordinator, Join, Leaving, Report, State

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.job import Command, Drop, Job, Joined, Lost, Note, Phase, Reported, Rules, Send, Tick
+from outlast.core.events import Command, Drop, Joined, Lost, Note, Reported, Rules, Send, Tick
+from outlast.core.job import Job, Phase
 from outlast.messages import Ack, Failure, Join, Leaving, Over, Refuse, Report, Start, State, Stop, Welcome
 
 IDLE = Report(seq=0, floor=0, generation=0, state=State.IDLE, clear=True, store_port=7)

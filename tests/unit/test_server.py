@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from outlast.coordinator.server import Server
-from outlast.core.job import Event, Lost, Rules
+from outlast.core.events import Event, Lost, Rules
 from outlast.messages import FromCoordinator, Join, Refuse, Report, State
 from outlast.wire import Wire
 

@@ -22,7 +22,7 @@ from outlast.agent.logs import JobLogs
 from outlast.agent.workers import become_subreaper
 from outlast.commission import Commission, Tls
 from outlast.config import Settings
-from outlast.core.job import Rules
+from outlast.core.events import Rules
 from outlast.launch import Endpoint, Launch
 from outlast.messages import Over
 from outlast.token import Record

@@ -15,7 +15,8 @@ from socket import socket
 
 import msgspec
 
-from outlast.core.job import Asked, Command, Drop, Event, Job, Joined, Lost, Note, Reply, Reported, Rules, Send, Tick
+from outlast.core.events import Asked, Command, Drop, Event, Joined, Lost, Note, Reply, Reported, Rules, Send, Tick
+from outlast.core.job import Job
 from outlast.core.liveness import Liveness
 from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report
 from outlast.wire import Wire, WireError

@@ -16,8 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-import msgspec
-
+from outlast.core.events import (
+    Asked,
+    Command,
+    Drop,
+    Event,
+    Joined,
+    Lost,
+    Note,
+    Reply,
+    Reported,
+    Rules,
+    Send,
+)
 from outlast.core.liveness import BEATS, lease_of
 from outlast.core.roster import Candidate, assign, choose, rank, world_of
 from outlast.messages import (
@@ -42,89 +53,6 @@ from outlast.messages import (
 FIRST_NODE = 30.0  # seconds in which the first node has to come
 NAMES_SHOWN = 8  # of nodes, in one line
 FAILURES_KEPT = 16  # of one generation, the first ones
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job was asked to be. The same for its whole life."""
-
-    job: str
-    entrypoint: str
-    min_nodes: int
-    max_nodes: int
-    node_unit: int = 1
-    max_restarts: int = 0
-    infra_ranks: bool = True
-    last_call: float = 3.0
-    pend_timeout: float = 600.0
-    empty_timeout: float = 10.0
-    node_timeout: float = 3.0
-    restart_grace: float = 0.5
-
-
-class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """An agent has come, on a connection that takes the place of any earlier one of the same node."""
-
-    join: Join
-
-
-class Reported(msgspec.Struct, frozen=True, tag="reported"):
-    """A node that has joined says how it is."""
-
-    node: str
-    report: Report
-
-
-class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """A node's connection is gone.
-
-    `until`: the time up to which its workers may still be alive; None: they cannot be, for its agent has
-    ended, or has been silent for longer than its lease.
-    """
-
-    node: str
-    why: str
-    until: float | None = None
-
-
-class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """Somebody who may do so asks for something."""
-
-    ask: Ask
-
-
-class Tick(msgspec.Struct, frozen=True, tag="tick"):
-    """Time has passed: a deadline may be due."""
-
-
-Event = Joined | Reported | Lost | Asked | Tick
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Tell a node something."""
-
-    node: str
-    message: FromCoordinator
-
-
-class Drop(msgspec.Struct, frozen=True):
-    """Close a node's connection, once what was sent before has been written."""
-
-    node: str
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """Tell whoever asked what became of it."""
-
-    answer: Answer
-
-
-class Note(msgspec.Struct, frozen=True):
-    """A decision and its reason, for people."""
-
-    text: str
-
-
-Command = Send | Drop | Reply | Note
 
 
 class Phase(str, Enum):
