@@ -32,7 +32,7 @@ import msgspec
 
 from crowd import ENTRYPOINT, Crowd
 from outlast.commission import Commission
-from outlast.core.job import Rules
+from outlast.core.events import Rules
 from outlast.wire import Wire
 from processes import cpu_seconds, machine, memory, table
 

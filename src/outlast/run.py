@@ -17,7 +17,7 @@ from outlast.agent.events import announce
 from outlast.agent.launcher import launch_node
 from outlast.agent.link import Unreachable
 from outlast.agent.summary import failure_summary, forward_error_file, root_failure
-from outlast.cli.flags import parse
+from outlast.cli.request import parse
 from outlast.errors import JobFailed
 from outlast.messages import Over
 

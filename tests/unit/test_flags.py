@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import run as torchrun
 
-from outlast.cli.flags import parse, parser
+from outlast.cli.flags import parser
+from outlast.cli.request import parse
 from outlast.launch import Endpoint, Launch, Std
 
 HELP = ("-h", "--help")
@@ -535,7 +536,7 @@ def test_what_is_only_passed_on_is_passed_on(script: str) -> None:
 
 def test_reading_the_command_line_does_not_import_torch(script: str) -> None:
     code = (
-        "import sys; from outlast.cli.flags import parse; import outlast.cli.config; "
+        "import sys; from outlast.cli.request import parse; import outlast.cli.config; "
         f"parse(['--nproc-per-node=cpu', {script!r}]); sys.exit('torch' in sys.modules)"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

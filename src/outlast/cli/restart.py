@@ -13,7 +13,8 @@ from outlast import token as tokens
 from outlast.agent.errand import ask
 from outlast.agent.launcher import client_tls
 from outlast.agent.link import Unreachable
-from outlast.cli.flags import Parser, add_settings, endpoint_of, given_settings
+from outlast.cli.flags import Parser, add_settings, given_settings
+from outlast.cli.request import endpoint_of
 from outlast.config import Settings, load
 from outlast.launch import Endpoint
 from outlast.messages import Ask
