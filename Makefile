@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python benchmarks/control_plane.py
 	$(BIN)/python benchmarks/idle_agent.py
 	$(BIN)/python benchmarks/node_loss.py
+	$(BIN)/python benchmarks/recovery.py
 
 clean:
 	rm -rf $(VENV) build dist
