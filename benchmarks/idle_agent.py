@@ -37,7 +37,7 @@ class Watched:
         """The processes to watch, by what they are; the worker is not one of them."""
         parts = {f"{self.name}: agent": self.run.pid}
         for process in self.run.tree()[1:]:
-            if "outlast.coordinator" in process.cmdline():
+            if any("outlast.coordinator" in word for word in process.cmdline()):
                 parts[f"{self.name}: coordinator"] = process.pid
         return parts
 

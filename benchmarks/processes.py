@@ -64,8 +64,13 @@ class Run:
     def check(self) -> None:
         """Raise if the command has ended by itself."""
         if self._popen.poll() is not None:
-            last = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise RuntimeError(f"the launcher ended with {self._popen.returncode}; its last lines:\n{last}")
+            raise RuntimeError(
+                f"the launcher ended with {self._popen.returncode}; its last lines:\n{self.last_lines()}"
+            )
+
+    def last_lines(self) -> str:
+        """The end of what it has said."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
 
 def launcher(name: str, *args: str) -> list[str]:
@@ -99,7 +104,8 @@ def until(condition: Callable[[], bool], *, timeout: float, runs: Sequence[Run] 
         for run in runs:
             run.check()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no {what} within {timeout:g} s")
+            said = "\n".join(run.last_lines() for run in runs)
+            raise TimeoutError(f"no {what} within {timeout:g} s; the last lines:\n{said}")
         time.sleep(0.005)
 
 

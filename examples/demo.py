@@ -42,6 +42,8 @@ class Shown:
                     seen += 1
                     if test(self.lines[seen - 1]):
                         return seen
+                if any(line.startswith("outlast run: error:") for line in self.lines[since:]):
+                    sys.exit("demo: the job failed")
                 if not self._news.wait(end - time.monotonic()):
                     sys.exit("demo: the training got stuck")
 

@@ -43,6 +43,7 @@ def leaves_nothing_behind(temporary_directory: Path, monkeypatch: pytest.MonkeyP
     before = set(psutil.Process().children(recursive=True))
     shm_before = set(entries(SHM))
     runtime = temporary_directory / f"outlast-{os.getuid()}"
+    records_before = set(runtime.glob("*"))  # of a job that several tests share
 
     yield
 
@@ -59,7 +60,7 @@ def leaves_nothing_behind(temporary_directory: Path, monkeypatch: pytest.MonkeyP
     forget(test_id)
     # Semaphores of multiprocessing go with their process; those here belong to what runs beside the tests.
     shm = [SHM / name for name in set(entries(SHM)) - shm_before if not name.startswith("sem.mp-")]
-    for path in [*(path for path in shm if not of_another_job(path)), *runtime.glob("*")]:
+    for path in [*(path for path in shm if not of_another_job(path)), *set(runtime.glob("*")) - records_before]:
         left.append(f"file {path}")
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -88,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 60.0
     node_timeout: Annotated[
         float,
-        msgspec.Meta(gt=0, le=1e9),
+        msgspec.Meta(ge=0.1, le=1e9),
         _about(
             "Seconds of silence after which a node counts as lost.",
             flags=("--node-timeout", "--node_timeout"),

@@ -8,6 +8,15 @@ import sys
 FORMAT = "%(asctime)s outlast %(name)s: %(message)s"
 
 
+class _OneLine(logging.Formatter):
+    """A message is one line, whatever names are in it: none can pretend to be another, or speak to the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in record.getMessage())
+        record.msg, record.args = text, None
+        return super().format(record)
+
+
 def configure(level: str, who: str) -> logging.Logger:
     """Send this process's lines to standard error. `who`: "agent" or "coordinator".
 
@@ -15,7 +24,7 @@ def configure(level: str, who: str) -> logging.Logger:
     'agent'
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+    handler.setFormatter(_OneLine(FORMAT, "%H:%M:%S"))
     logger = logging.getLogger(who)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())

@@ -7,10 +7,19 @@ and the next one of its kind repairs it. What could be late carries its generati
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
 PROTOCOL = 1  # agents and coordinators of different numbers refuse each other, with a clear line
+
+
+# What comes off the wire is no larger than what makes sense.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Name = Annotated[str, msgspec.Meta(max_length=255)]
+Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
 class State(str, Enum):
@@ -34,13 +43,13 @@ class Leaving(str, Enum):
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """One worker's end, as evidence."""
 
-    node: str
-    host: str
-    rank: int
-    local_rank: int
-    pid: int
+    node: Name
+    host: Name
+    rank: Count
+    local_rank: Count
+    pid: Count
     exit_code: int  # negative: the signal, as subprocess has it
-    at: float  # wall-clock time
+    at: Time  # wall-clock
     message: str
     error_file: str = "<N/A>"
     error: str = ""  # the error file as torch's @record wrote it
@@ -64,12 +73,12 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """The whole truth about a node: sent when it changes, and once per heartbeat."""
 
-    seq: int
-    floor: int  # no generation up to this one will ever start here again
-    generation: int  # the newest that was started here; 0: none
+    seq: Count
+    floor: Count  # no generation up to this one will ever start here again
+    generation: Count  # the newest that was started here; 0: none
     state: State
     clear: bool  # no worker process is alive here
-    store_port: int  # reserved here for the next generation's store
+    store_port: Port  # reserved here for the next generation's store
     leaving: Leaving = Leaving.NO
     failures: tuple[Failure, ...] = ()
 
@@ -77,25 +86,25 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     """The first message of an agent on every connection."""
 
-    node: str  # unique to one life of one agent
-    name: str
-    nproc: int
-    role: str
-    addr: str
-    job: str
-    entrypoint: str
+    node: Name  # unique to one life of one agent
+    name: Name
+    nproc: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+    role: Name
+    addr: Address
+    job: Name
+    entrypoint: Annotated[str, msgspec.Meta(max_length=4096)]
     nnodes: tuple[int, int]
     report: Report
-    infra_rank: int | None = None
+    infra_rank: Count | None = None
     protocol: int = PROTOCOL
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A person wants something of the job: the only message of a connection that joins nothing."""
 
-    what: str  # "restart"
-    who: str  # for the log
-    job: str = ""  # empty: whichever is served there
+    what: Name  # "restart"
+    who: Name  # for the log
+    job: Name = ""  # empty: whichever is served there
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):

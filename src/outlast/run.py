@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from outlast import log
@@ -28,14 +30,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     Returns when the job has succeeded. Raises `outlast.JobFailed` when it has not, and ValueError, before
     anything is started, for flags that do not go together or cannot be followed.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("outlast.run.main handles signals: call it from the main thread of its process")
     launch, loaded = parse(sys.argv[1:] if argv is None else argv)
     logger = log.configure(loaded.settings.log_level, "agent")
     if launch.omp_default:
         logger.warning("OMP_NUM_THREADS is not set: it is 1 for each of the %d workers, tune it", launch.nproc)
+    signals = [signal.SIGCHLD, *(signal.Signals[name] for name in launch.signals)]
+    handlers = {number: signal.getsignal(number) for number in signals}  # the event loop does not put them back
     try:
         over = asyncio.run(launch_node(launch, loaded.settings))
     except (OSError, Unreachable) as error:
         raise JobFailed(str(error)) from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     announce(launch, over)
     if not over.success:
         raise _failed(launch.entrypoint, over)

@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -65,8 +66,8 @@ def records() -> list[Record]:
     for path in sorted(_directory().glob(f"{_here()}-*.job")):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Record))
-        except FileNotFoundError:
-            continue  # its job has just ended
+        except (FileNotFoundError, msgspec.DecodeError):
+            continue  # its job has just ended, or its disk was full
     return found
 
 
@@ -77,10 +78,11 @@ def _here() -> int:
 
 def _directory() -> Path:
     path = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(
-            f"{path} is not a private directory of yours: remove it, or set OUTLAST_TOKEN on every node"
+            f"{path} is not a private directory of yours: remove it, set TMPDIR, or set OUTLAST_TOKEN on every node"
         )
     return path

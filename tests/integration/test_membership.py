@@ -184,7 +184,7 @@ def test_a_killed_coordinator_ends_the_job_with_one_clear_line(hosts: Hosts, tmp
         job.line_up(a, b)
         job.kill_coordinator()
         assert [node.agent.wait() for node in (a, b)] == [1, 1]
-        assert reason(a) == "the coordinator, a process of this node, was killed"
+        assert reason(a) == "the coordinator, a process of this node, was killed by signal 9"
         assert "no coordinator answers at host-0:29400 after 1 s (connection refused): check" in reason(b)
         assert a.host.processes() == b.host.processes() == []
 

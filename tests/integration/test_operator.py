@@ -42,10 +42,14 @@ def test_the_only_job_here_is_restarted_with_the_code_on_disk(running: Process, 
 
 def test_sighup_to_the_coordinator_does_the_same(running: Process, script: Path) -> None:
     script.write_text(CODE.format("new"))
-    (coordinator,) = [p for p in psutil.Process(running.pid).children() if "outlast.coordinator" in p.cmdline()]
+    (coordinator,) = [p for p in psutil.Process(running.pid).children() if is_coordinator(p)]
     coordinator.send_signal(signal.SIGHUP)
     running.wait_for("a restart was asked for by SIGHUP", anywhere=True)
     running.wait_for("this is new 0", anywhere=True)
+
+
+def is_coordinator(process: psutil.Process) -> bool:
+    return any("outlast.coordinator" in word for word in process.cmdline())
 
 
 def test_it_is_found_by_its_endpoint_or_its_name(script: Path) -> None:

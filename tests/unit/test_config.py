@@ -176,8 +176,8 @@ def test_torchruns_rendezvous_keys_are_understood_or_ignored() -> None:
     [
         ({"--ft-node-timout": "1"}, {}, "", {}, ["--ft-node-timout", "did you mean --ft-node-timeout?"]),
         ({"--ft-token": TOKEN}, {}, "", {}, ["--ft-token"]),
-        ({"--ft-node-timeout": "soon"}, {}, "", {}, ["--ft-node-timeout", "number above 0", "'soon'"]),
-        ({"--ft-node-timeout": "0"}, {}, "", {}, ["--ft-node-timeout", "above 0"]),
+        ({"--ft-node-timeout": "soon"}, {}, "", {}, ["--ft-node-timeout", "number of at least 0.1", "'soon'"]),
+        ({"--ft-node-timeout": "0"}, {}, "", {}, ["--ft-node-timeout", "at least 0.1"]),
         ({"--ft-last-call": "-1"}, {}, "", {}, ["--ft-last-call", "at least 0"]),
         ({"--ft-last-call": "nan"}, {}, "", {}, ["--ft-last-call", "'nan'"]),
         ({"--ft-last-call": "inf"}, {}, "", {}, ["--ft-last-call", "'inf'"]),

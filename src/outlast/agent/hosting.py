@@ -19,6 +19,8 @@ from outlast.commission import Commission
 from outlast.launch import Endpoint
 
 BACKLOG = 4096
+# Not -m: that looks for every module in the current directory first, where anybody may have put one.
+COORDINATOR = "import sys; del sys.path[0]; from outlast.coordinator.__main__ import main; sys.exit(main())"
 
 
 def listen(endpoint: Endpoint, host: bool | None) -> socket.socket | None:
@@ -76,7 +78,7 @@ class HostedCoordinator:
     def start(cls, commission: Commission) -> HostedCoordinator:
         """Start it with the listening socket of the commission, in a session of its own: Ctrl-C is not for it."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "outlast.coordinator"],
+            [sys.executable, "-c", COORDINATOR],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[commission.listener],

@@ -166,9 +166,7 @@ async def _attend(agent: Agent, hosted: HostedCoordinator | None) -> Over:
         return await agent.run()
     loop = asyncio.get_running_loop()
     ending = loop.create_task(hosted.wait())
-    ending.add_done_callback(
-        lambda _: agent.abandon(Over(False, "the coordinator, a process of this node, was killed"))
-    )
+    ending.add_done_callback(lambda task: agent.abandon(Over(False, _unexpected(task.result()))))
     try:
         over = await agent.run()
         await asyncio.wait({ending}, timeout=SOON if over.left else LAST_WORDS)
@@ -180,6 +178,12 @@ async def _attend(agent: Agent, hosted: HostedCoordinator | None) -> Over:
         if not ending.done():
             hosted.kill()
             await ending
+
+
+def _unexpected(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"the coordinator, a process of this node, was killed by signal {-exit_code}"
+    return f"the coordinator, a process of this node, ended with {exit_code}: its last words are above"
 
 
 async def _until_ended_or_told(ending: asyncio.Task[int]) -> None:

@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break the connection off. A reset, not an end: that would tell the coordinator that no worker lives here."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             reset_on_close = struct.pack("ii", 1, 0)
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
             self._transport.abort()

@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -70,7 +71,8 @@ class Zygote:
         self._loop = asyncio.get_running_loop()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         with theirs:
-            self.news = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, HIGH)
+            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self.news = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, min(HIGH, most // 2))
         self._loop.add_reader(self._ours, self._hear_lesson)
 
     def wake(self) -> None:
@@ -232,10 +234,11 @@ class Zygote:
             self._importing = message["importing"]
             return
         self._importing = ""
+        if message["doubt"]:
+            self._leave_out(message["culprit"], message["doubt"])
         for name, why in message["failed"].items():
             self._leave_out(name, why)
         if message["doubt"]:
-            self._leave_out(message["culprit"], message["doubt"])
             self._replace()
             return
         log.debug("the zygote is ready, after %.1f s of imports", message["took"])
@@ -244,8 +247,9 @@ class Zygote:
             self._teach()
 
     def _leave_out(self, module: str, why: str) -> None:
-        self._left_out.add(module)
-        log.info("the zygote leaves out %s: %s", module, why)
+        if module not in self._left_out:
+            self._left_out.add(module)
+            log.info("the zygote leaves out %s: %s", module, why)
 
     def _tell_overshadowed(self, name: str) -> None:
         if name and name != self._overshadowed:

@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(COMMANDS)}"
         print(f"outlast: error: no command {name!r}; {hint}", file=sys.stderr)
         return 2
-    command = import_module(f"outlast.cli.{name}")
-    result: int = command.main(words[1:])
+    try:
+        command = import_module(f"outlast.cli.{name}")
+        result: int = command.main(words[1:])
+    except KeyboardInterrupt:
+        print(f"outlast {name}: error: interrupted", file=sys.stderr)
+        return 1
     return result

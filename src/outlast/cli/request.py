@@ -20,11 +20,14 @@ from outlast.config import Loaded, load, nearest, truth
 from outlast.launch import Endpoint, Launch, Logs, Std
 
 _C10D_PORT = 29400
+_MOST, _MOST_WORKERS, _LONGEST = 2**31 - 1, 4096, 255
 _EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")  # those that torch itself registers
 
 # Asked in a Python of its own: importing torch here would cost the agent its start and its memory.
 _COUNT_DEVICES = """
-import os, sys, torch
+import os, sys
+del sys.path[0]  # the current directory, where a torch.py may lie
+import torch
 kind, cpus = sys.argv[1], len(os.sched_getaffinity(0))
 if kind == "auto":
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else cpus
@@ -54,8 +57,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
     low, high = _nnodes(args.nnodes)
     _check_unit(low, high, loaded)
-    if args.max_restarts < 0:
-        raise ValueError(f"--max-restarts must be 0 or more, not {args.max_restarts}")
+    for flag, number in (("--max-restarts", args.max_restarts), ("--node-rank", args.node_rank or 0)):
+        if not 0 <= number <= _MOST:
+            raise ValueError(f"{flag} must be 0 or more and at most {_MOST}, not {number}")
+    for flag, text in (("the script", args.training_script), ("--rdzv-id", args.rdzv_id), ("--role", args.role)):
+        if not text.isprintable() or len(text) > _LONGEST:
+            raise ValueError(f"{flag} must be text of at most {_LONGEST} characters, not {text[:80]!r}")
+    if not loaded.settings.node_name.isprintable() or len(loaded.settings.node_name) > _LONGEST:
+        raise ValueError(f"node_name must be text of at most {_LONGEST} characters")
     command = _command(args, environ)
     job, endpoint, host, node_rank = _meeting(args, low, high)
     if endpoint.port == 0 and is_host is False:
@@ -203,8 +212,8 @@ def _host(flag: str, text: str) -> str:
 
 def _nproc(text: str, environ: Mapping[str, str]) -> int:
     if re.fullmatch(r"[+-]?\d+", text):
-        if int(text) < 1:
-            raise ValueError(f"--nproc-per-node must be 1 or more, not {text}")
+        if not 1 <= int(text) <= _MOST_WORKERS:
+            raise ValueError(f"--nproc-per-node must be 1 or more and at most {_MOST_WORKERS}, not {text}")
         return int(text)
     if text == "cpu":
         return len(os.sched_getaffinity(0))

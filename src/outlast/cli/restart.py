@@ -50,12 +50,21 @@ def _find(job: str, where: str, settings: Settings) -> tuple[Endpoint, str | Non
     if where:
         endpoint = endpoint_of("--rdzv-endpoint", where)
         return endpoint, given if given is not None else tokens.find(endpoint.port)
-    here = tokens.records()
+    here = [record for record in tokens.records() if _answers(record.endpoint)]
     fitting = [record for record in here if record.job == job] if job else here
     if len(fitting) != 1:
         raise ValueError(_which(job, here, fitting))
     record = fitting[0]
     return record.endpoint, given if given is not None else record.token
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    """Whether anybody is there: a coordinator that was killed could not take its record back."""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def _which(job: str, here: list[Record], fitting: list[Record]) -> str:

@@ -24,6 +24,7 @@ from outlast.wire import Wire, WireError
 HANDSHAKE_TIMEOUT = 10.0
 ORPHANS = 0.25  # seconds after an agent's end in which the kernel has killed its workers, on a busy machine too
 READ = 1 << 16
+ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
 BACKLOG = 4096  # the whole of a large job may knock at the same moment
 
 log = logging.getLogger("coordinator")
@@ -156,7 +157,8 @@ class Server:
         """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
         self._arm()
         self._loop.add_signal_handler(signal.SIGHUP, self.asked, None, Ask("restart", "SIGHUP"))
-        listening = await self._loop.create_server(lambda: Peer(self), sock=listener, backlog=BACKLOG, ssl=tls)
+        listening = await self._loop.create_server(lambda: Peer(self), sock=listener, backlog=ACCEPTED_AT_ONCE, ssl=tls)
+        listener.listen(BACKLOG)
         async with listening:
             over = await self._over
             try:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
+from msgspec.structs import replace
+
 from outlast.core.events import (
     Asked,
     Command,
@@ -52,6 +54,7 @@ from outlast.messages import (
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
 NAMES_SHOWN = 8  # of nodes, in one line
+SHORT = 2000  # characters of a failure that followed another
 FAILURES_KEPT = 16  # of one generation, the first ones
 
 
@@ -439,7 +442,9 @@ class Job:
         self.phase = Phase.OVER
         took = f"{now - self._began:.1f} s, {_count(self.generation, 'generation')}, {_count(self.restarts, 'restart')}"
         self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})")
-        failures = () if success else tuple(self._failures)
+        # The root with all that it said, its followers in short: this goes to every node.
+        short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
+        failures = () if success else (*self._failures[:1], *short)
         self.outcome = Over(success, reason, failures)
         for name, node in self._nodes.items():
             if node.connected:

@@ -15,7 +15,7 @@ def infra_rank(environ: Mapping[str, str]) -> int | None:
     """
     for name in VARIABLES:
         value = environ.get(name, "")
-        if value.isdecimal():
+        if value.isdecimal() and len(value) < 10:
             return int(value)
         if value:
             raise ValueError(f"{name}={value!r} is no rank: unset it, or pass --ft-use-infra-group-rank=false")

@@ -8,9 +8,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/davinci", "/dev/accel", "/dev/infiniband")
+FORK_AWARE = ("jemalloc_bg_thd",)  # pyarrow's: its allocator does without, after a fork
 OWN = {*(f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE"))}
 OWN |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "OUTLAST_GENERATION"}
-MENDED = ".rank_zero"  # Lightning's: see `lessons.settle_ranks`
+# Those who keep a rank that they read when they were imported, each in its own `rank_zero_only.rank`: what they take it
+# from, and who reads it on their behalf. They are too common to be left out.
+RANK_KEEPERS = {"lightning_utilities.core.rank_zero": "RANK", "torchmetrics.utilities.prints": "LOCAL_RANK"}
+RANK_READERS = (*RANK_KEEPERS, "lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 
 
 def unfit() -> str:
@@ -39,7 +43,7 @@ class WatchedEnvironment(os._Environ[str]):
     read = ""
 
     def __getitem__(self, name: str) -> str:
-        if name in OWN and not _asker().endswith(MENDED):
+        if name in OWN and _asker() not in RANK_READERS:
             WatchedEnvironment.read = WatchedEnvironment.read or name
         return super().__getitem__(name)
 
@@ -50,6 +54,14 @@ def watch_environment() -> None:
 
 def unwatch_environment() -> None:
     os.environ.__class__ = os._Environ
+
+
+def settle_ranks() -> None:
+    """In a worker: give those who keep a rank the right one."""
+    for keeper, variable in RANK_KEEPERS.items():
+        module = sys.modules.get(keeper)
+        if module is not None and hasattr(module.rank_zero_only, "rank"):
+            module.rank_zero_only.rank = int(os.environ[variable])
 
 
 def overshadowed(directory: str, usual: Collection[str]) -> str:
@@ -77,7 +89,7 @@ def overshadowed(directory: str, usual: Collection[str]) -> str:
 
 
 def _threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
+    return sum(1 for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text().strip() not in FORK_AWARE)
 
 
 def _children() -> str:

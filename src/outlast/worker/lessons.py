@@ -91,13 +91,6 @@ def installed_modules() -> list[str]:
     return names
 
 
-def settle_ranks() -> None:
-    """Mend what modules took from the environment when the zygote imported them, which then knew no rank."""
-    lightning = sys.modules.get("lightning_utilities.core.rank_zero")
-    if lightning is not None:
-        lightning.rank_zero_only.rank = int(os.environ.get("RANK", "0"))
-
-
 def _installed() -> tuple[str, ...]:
     import site
 

@@ -13,18 +13,20 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from outlast.worker import lessons
 from outlast.worker.appearance import Appearance
-from outlast.worker.fitness import overshadowed, unfit, unwatch_environment, watch_environment
+from outlast.worker.fitness import overshadowed, settle_ranks, unfit, unwatch_environment, watch_environment
 
 PR_SET_PDEATHSIG = 1
 MESSAGE = 64  # bytes: one word; what belongs to it lies in a file in memory
@@ -35,7 +37,15 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
-def main(descriptor: int, usual: Collection[str]) -> None:
+@dataclass(frozen=True)
+class Beginning:
+    """What there was before the first import: what every Python has on its way to a script."""
+
+    modules: Collection[str]
+    environment: Mapping[str, str]
+
+
+def main(descriptor: int, modules: Collection[str]) -> None:
     """Be the zygote until the agent is gone. Returns in forked workers alone, ready for their script."""
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
@@ -43,7 +53,7 @@ def main(descriptor: int, usual: Collection[str]) -> None:
     if appearance is not None:
         appearance.call_it("outlast: zygote")
     watch_environment()
-    birth = serve(link, usual)
+    birth = serve(link, Beginning(modules, dict(os.environ)))
     link.close()
     if birth is None:
         os._exit(0)
@@ -51,7 +61,7 @@ def main(descriptor: int, usual: Collection[str]) -> None:
         appearance.show(birth["command"], os.environ)
 
 
-def serve(link: socket.socket, usual: Collection[str]) -> dict[str, Any] | None:
+def serve(link: socket.socket, beginning: Beginning) -> dict[str, Any] | None:
     """Do what the agent asks, until it is gone. In a forked worker, and only there, returns its birth."""
     while True:
         word, descriptors, _, _ = socket.recv_fds(link, MESSAGE, DESCRIPTORS)
@@ -62,7 +72,7 @@ def serve(link: socket.socket, usual: Collection[str]) -> dict[str, Any] | None:
         if word == b"import":
             say(link, learn(link, **content))
             continue
-        birth = fork_all(link, content, list(descriptors[1:]), usual)
+        birth = fork_all(link, content, list(descriptors[1:]), beginning)
         if birth is not None:
             return birth
 
@@ -109,13 +119,14 @@ def attempt(name: str, beside: str) -> str:
 
 
 def fork_all(
-    link: socket.socket, births: dict[str, Any], descriptors: list[int], usual: Collection[str]
+    link: socket.socket, births: dict[str, Any], descriptors: list[int], beginning: Beginning
 ) -> dict[str, Any] | None:
     """Fork a worker for each birth, as children of the agent. Returns the birth in each worker, None here."""
-    doubt, shadow, pids = unfit(), overshadowed(births["beside"], usual), []
+    doubt, shadow, pids = unfit(), overshadowed(births["beside"], beginning.modules), []
     for birth in births["workers"] if not (doubt or shadow) else ():
         pid = fork_for(births["agent"], descriptors[GO])
         if pid == 0:
+            birth["environment"] = grown(beginning.environment, {**births["environment"], **birth["environment"]})
             be_born(births, birth, descriptors)
             return dict(birth)
         pids.append(pid)
@@ -150,44 +161,61 @@ def fork_for(agent: int, go: int) -> int:
     return pid
 
 
+def grown(before: Mapping[str, str], environment: dict[str, str]) -> dict[str, str]:
+    """A worker's environment, with what imports have changed since: the worker's own import would have, too."""
+    now = dict(os.environ)
+    changed = [name for name in {*before, *now} if before.get(name) != now.get(name)]
+    for name in changed:
+        if environment.get(name) == before.get(name):
+            environment.pop(name, None)
+            environment |= {name: now[name]} if name in now else {}
+    return environment
+
+
 def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int]) -> None:
     """Make this process what a new one would be: its own session, environment, arguments, streams, random numbers."""
     os.setsid()
+    for stream, index in ((sys.stdout, birth["stdout"]), (sys.stderr, birth["stderr"])):
+        os.dup2(descriptors[STREAMS + index], stream.fileno())
+        renew(stream)
     os.close(descriptors.pop(BIRTH))  # the agent waits for this
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != births["agent"]:
         os._exit(1)
     unwatch_environment()
     os.environ.clear()
-    os.environ.update({**births["environment"], **birth["environment"]})
+    os.environ.update(birth["environment"])
     os.chdir(births["directory"])
     sys.argv[1:] = birth["command"][len(sys.orig_argv) - len(sys.argv) + 1 :]
     sys.orig_argv[1:] = birth["command"][1:]
-    for stream, index in ((sys.stdout, birth["stdout"]), (sys.stderr, birth["stderr"])):
-        os.dup2(descriptors[STREAMS + index], stream.fileno())
-        renew(stream)
     os.dup2(descriptors[NEWS], births["news"], inheritable=False)
     for descriptor in descriptors:
         os.close(descriptor)
     importlib.invalidate_caches()
+    draw_anew()
+    if "threading" in sys.modules:
+        sys.modules["threading"].main_thread()._set_native_id()
+    settle_ranks()
+    lessons.report_later(births["news"], known=frozenset(sys.modules))
+
+
+def draw_anew() -> None:
+    """Take from chance again what these modules took from it when they were imported, as `random` does by itself."""
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # Python's own random does this by itself
+        sys.modules["numpy.random"].seed()
+    if hasattr(sys.modules.get("torch"), "default_generator"):
+        sys.modules["torch"].default_generator.seed()
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
-    lessons.settle_ranks()
-    lessons.report_later(births["news"], known=frozenset(sys.modules))
 
 
 def renew(stream: TextIO) -> None:
     """Let a standard stream forget what it knew of the file that its descriptor led to before.
 
-    The object stays the same: loggers may have it.
+    The object stays the same, as loggers may have it.
     """
-    raw: Any = stream.buffer  # unbuffered, as -u makes it
-    name, mode = raw.name, stream.mode
-    raw.__init__(raw.fileno(), "wb", closefd=False)
-    raw.name = name
+    raw = io.FileIO(stream.fileno(), "wb", closefd=False)  # unbuffered, as -u makes it
+    raw.name = stream.name
     stream.__init__(  # type: ignore[misc]
         raw, stream.encoding, stream.errors, "\n", line_buffering=stream.line_buffering, write_through=True
     )
-    stream.mode = mode  # type: ignore[misc]

@@ -11,7 +11,37 @@ import sys
 
 
 def begin() -> None:
-    """Hide the way in which we came, then do what this process is for."""
+    """Do what this process is for."""
+    purpose, descriptor = os.environ.pop("OUTLAST_STARTUP").split()
+    modules = frozenset(sys.modules)
+    if purpose == "zygote":
+        be_zygote(int(descriptor), modules)
+        return
+    cover_tracks()
+    from outlast.worker import lessons
+
+    lessons.report_later(int(descriptor))
+
+
+def be_zygote(descriptor: int, modules: frozenset[str]) -> None:
+    """Serve the agent. Only forked workers come back from here, and go on to the script."""
+    born = False
+    try:
+        cover_tracks()
+        from outlast.worker import zygote
+
+        zygote.main(descriptor, modules)
+        born = True
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # on the stream of the worker that could not be born; a zygote has none
+        raise
+    finally:
+        if not born:
+            os._exit(1)  # whatever happened: the script is not for a zygote
+
+
+def cover_tracks() -> None:
+    """Take back what led Python here: the script, and what it starts, shall not come this way."""
     here = os.path.dirname(__file__)  # noqa: PTH120  (pathlib may be the user's)
     sys.path.remove(here)
     sys.path_importer_cache.pop(here, None)
@@ -20,25 +50,6 @@ def begin() -> None:
         os.environ["PYTHONPATH"] = before
     else:
         del os.environ["PYTHONPATH"]
-    purpose, descriptor = os.environ.pop("OUTLAST_STARTUP").split()
-    if purpose == "zygote":
-        _serve(int(descriptor), usual=frozenset(sys.modules))
-    else:
-        from outlast.worker import lessons
-
-        lessons.report_later(int(descriptor))
-
-
-def _serve(descriptor: int, usual: frozenset[str]) -> None:
-    born = False
-    try:
-        from outlast.worker import zygote
-
-        zygote.main(descriptor, usual)
-        born = True
-    finally:
-        if not born:
-            os._exit(1)  # whatever happened: only a worker goes on from here, to the script
 
 
 begin()
