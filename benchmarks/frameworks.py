@@ -3,7 +3,7 @@
 The scripts are the ones in examples/, on two ranks. Run this with the Python of an environment that has Outlast,
 transformers, accelerate, lightning and psutil; `--warm-start off` and torchrun are measured in the same run.
 
-    python benchmarks/frameworks.py [--kills 5]
+    python benchmarks/frameworks.py [--quick]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from processes import HERE, Run, launcher, machine, table, until
 
 PATIENCE = 60.0
 NPROC = 2
+ATTEMPTS = 3
 SETTLED = 5.0  # seconds without news of the zygote: it has learned what there is
 EXAMPLES = {"Hugging Face Trainer": "huggingface.py", "Lightning": "lightning_ddp.py"}
 OURS = "outlast"
@@ -53,6 +54,20 @@ def recoveries(name: str, example: str, kills: int) -> Iterator[float]:
             yield time.monotonic() - killed_at
 
 
+def measured(name: str, example: str, kills: int) -> tuple[list[float], int]:
+    """The seconds of so many recoveries, and how many jobs were lost on the way: each was followed by another."""
+    seconds: list[float] = []
+    for lost in range(ATTEMPTS):
+        try:
+            for each in recoveries(name, example, kills - len(seconds)):
+                seconds.append(each)  # noqa: PERF402  (what there was before a job is lost counts)
+        except (RuntimeError, TimeoutError) as error:
+            print(f"{example}, {name}: {error}\n", flush=True)
+        else:
+            return seconds, lost
+    return seconds, ATTEMPTS
+
+
 def _life(run: Run) -> int | None:
     """After how many restarts the workers that train now were started; None while they have made no step."""
     _, _, after = run.log.read_text(errors="replace").rpartition("restarts so far: ")
@@ -77,20 +92,16 @@ def _workers(run: Run, example: str) -> list[psutil.Process]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one kill each")
     args = parser.parse_args()
+    if args.quick:
+        args.kills = 1
     print(f"{machine()}; {NPROC} ranks, {args.kills} kills each, seconds\n", flush=True)
     rows = []
     for framework, example in EXAMPLES.items():
         medians = {}
         for name in LAUNCHERS:
-            seconds: list[float] = []
-            lost = 0
-            try:
-                for each in recoveries(name, example, args.kills):
-                    seconds.append(each)  # noqa: PERF402  (what there was before a job is lost counts)
-            except (RuntimeError, TimeoutError) as error:
-                lost = 1
-                print(f"{framework}, {name}: {error}\n", flush=True)
+            seconds, lost = measured(name, example, args.kills)
             if seconds:
                 medians[name] = statistics.median(seconds)
                 ratio = f"{medians[name] / medians[OURS]:.1f}" if OURS in medians else "-"

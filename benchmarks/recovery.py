@@ -29,7 +29,7 @@ from typing import NamedTuple
 import peers
 from processes import HERE, Run, launcher, machine, table, until
 
-PATIENCE = 60.0
+PATIENCE = 90.0  # more than the 61 s after which nvidia-resiliency-ext gives up on a rank that waits in gloo
 PHASES = ("notice, stop", "form, start", "imports", "process group", "first step", "total")
 OURS, FLOOR = "outlast", "fork alone (the floor)"
 ATTEMPTS = 3  # jobs in a round: one that is lost to a kill is followed by another

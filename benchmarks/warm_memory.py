@@ -4,7 +4,7 @@ Private and shared pages as the kernel counts them (PSS: a page that three proce
 each), summed over the workers and, where there is one, the zygote. The same small DDP training as in recovery.py,
 after a few steps and, in the warm case, after one restart, so that all workers are forked ones.
 
-    python benchmarks/warm_memory.py [--ranks 2 4]
+    python benchmarks/warm_memory.py [--quick]
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def _is_zygote(process: psutil.Process) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--quick", action="store_true", help="two ranks only")
     args = parser.parse_args()
+    if args.quick:
+        args.ranks = [2]
     print(f"{machine()}; MiB\n", flush=True)
     rows = []
     for nproc in args.ranks:

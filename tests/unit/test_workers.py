@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from outlast.agent import workers
-from outlast.agent.workers import Streams, WorkerGroup, WorkersNotStarted, become_subreaper
+from outlast.agent.workers import Streams, WorkerGroup, WorkersNotStarted, be_subreaper
 
 DEADLINE = 30.0
 FOREVER = "sleep 1000"
@@ -26,7 +26,7 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1000; done"
 
 @pytest.fixture
 def subreaper() -> Iterator[None]:
-    become_subreaper()
+    be_subreaper()
     yield
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
 
@@ -375,10 +375,10 @@ def test_a_worker_stuck_in_the_kernel_is_abandoned(
 
 OWNER = """
 import asyncio, os
-from outlast.agent.workers import Streams, WorkerGroup, become_subreaper
+from outlast.agent.workers import Streams, WorkerGroup, be_subreaper
 
 async def main():
-    become_subreaper()
+    be_subreaper()
     command = ("/bin/sh", "-c", "trap '' TERM HUP; exec sleep 1000")
     group = WorkerGroup.start([command] * 2, [dict(os.environ)] * 2, [Streams(None, None, "")] * 2, print)
     print(*group.pids, flush=True)

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import pytest
 
 from outlast.agent import zygote as agents_side
-from outlast.agent.workers import Streams, WorkerGroup, become_subreaper
+from outlast.agent.workers import Streams, WorkerGroup, be_subreaper
 from outlast.agent.zygote import Zygote
 from outlast.worker import fitness
 from processes import alive
@@ -50,7 +50,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(agents_side, "FIRST_LESSON", ("json", "random"))
     monkeypatch.setattr(agents_side, "LULL", 0.0)
     monkeypatch.chdir(tmp_path)
-    become_subreaper()
+    be_subreaper()
     yield
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
 

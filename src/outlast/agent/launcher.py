@@ -19,7 +19,7 @@ from outlast.agent.agent import Agent
 from outlast.agent.hosting import HostedCoordinator
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
-from outlast.agent.workers import become_subreaper
+from outlast.agent.workers import be_subreaper
 from outlast.commission import Commission, Tls
 from outlast.config import Settings
 from outlast.core.events import Rules
@@ -39,8 +39,9 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
     Raises ValueError or OSError, before anything was started, with one line that says what to change, and
     `Unreachable` when the coordinator cannot be reached.
     """
-    become_subreaper()
     with ExitStack() as cleanup:
+        be_subreaper()
+        cleanup.callback(be_subreaper, False)
         logs = JobLogs(launch)
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))

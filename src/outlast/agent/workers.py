@@ -250,9 +250,9 @@ class WorkerGroup:
         self._workers.clear()
 
 
-def become_subreaper() -> None:
-    """Make this process inherit the orphans among its descendants. Called once, by the agent."""
-    if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+def be_subreaper(on: bool = True) -> None:
+    """Make this process inherit the orphans among its descendants, for as long as it is an agent."""
+    if _prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     # Ignored, as some parents leave it, the kernel would throw our workers' exit codes away.

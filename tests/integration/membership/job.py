@@ -176,7 +176,7 @@ class ElasticJob:
 
     def kill_coordinator(self) -> None:
         """SIGKILL the coordinator alone, which runs on the first host."""
-        found = [pid for pid in self.hosts[0].processes() if b"outlast.coordinator" in _read(pid, "cmdline")]
+        found = [pid for pid in self.hosts[0].processes() if b"outlast.coordinator" in b" ".join(_read(pid, "cmdline"))]
         assert len(found) == 1, found
         os.kill(found[0], signal.SIGKILL)
 
