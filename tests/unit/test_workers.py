@@ -259,9 +259,9 @@ def test_exited_orphans_are_reaped_while_the_worker_runs() -> None:
         group = node.start(f"sh -c 'sh -c \"read x\" < /dev/null & echo $!'; {FOREVER}")
         orphan = int((await node.lines(1))[0])
         while not gone(orphan):
+            chld.clear()  # before looking: a signal that comes in between is then not lost
             group.reap_orphans()
             if not gone(orphan):
-                chld.clear()
                 await asyncio.wait_for(chld.wait(), DEADLINE)
         loop.remove_signal_handler(signal.SIGCHLD)
         assert group.alive == (0,)
