@@ -107,10 +107,6 @@ class Agent:
             zygote.wake()
         return zygote
 
-    @property
-    def node_name(self) -> str:
-        return self._name
-
     async def run(self) -> Over:
         """Take part in the job until it is over, or this node has left it. Raises `Unreachable`."""
         for name in self._launch.signals:

@@ -267,22 +267,10 @@ def _spawn(
     ends: Streams,
     pass_fds: Sequence[int],
 ) -> Worker:
-    # A signal between fork and exec would run the agent's handlers in the child, on the agent's own wake-up pipe.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SETTABLE)
     try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=ends.stdout,
-            stderr=ends.stderr,
-            pass_fds=pass_fds,
-            start_new_session=True,
-            preexec_fn=before_exec(os.getpid()),
-        )
+        process = start_bound(command, environment, stdout=ends.stdout, stderr=ends.stderr, pass_fds=pass_fds)
     except OSError as error:
         raise WorkersNotStarted(_why_not(command[0], error)) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         pidfd = pidfd_open(process.pid)
     except OSError as error:
@@ -295,9 +283,32 @@ def _spawn(
     return Worker(local_rank, process.pid, pidfd)
 
 
-def before_exec(agent: int) -> Callable[[], None]:
-    """What a child of the agent does before it becomes another program: it is to die with the agent."""
+def start_bound(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdout: int | None,
+    stderr: int | None,
+    pass_fds: Sequence[int],
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with default signals, that dies with this process."""
+    # A signal between fork and exec would run the agent's handlers in the child, on the agent's own wake-up pipe.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SETTABLE)
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            preexec_fn=_before_exec(os.getpid()),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
+
+def _before_exec(agent: int) -> Callable[[], None]:
     def prepare() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != agent:  # it died before the line above could take effect

@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from outlast.agent.workers import Streams, before_exec
+from outlast.agent.workers import Streams, start_bound
 
 log = logging.getLogger("agent")
 
@@ -171,14 +171,12 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = subprocess.Popen(
+                self._process = start_bound(
                     self._command,
-                    env=_startup(self._environment, f"zygote {theirs.fileno()}{ROOM}"),
+                    _startup(self._environment, f"zygote {theirs.fileno()}{ROOM}"),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    preexec_fn=before_exec(os.getpid()),
                 )
             except OSError as error:
                 ours.close()
