@@ -154,7 +154,7 @@ class Host:
         if self.processes():
             return []
         runtime = self.tmp / f"outlast-{os.getuid()}"
-        return sorted([*self.shm.glob("*"), *runtime.glob("*")])
+        return sorted([*self.shm.glob("*"), *(path for path in runtime.glob("*") if path.name != "places")])
 
     def _aim(self, other: Host, mac: str) -> None:
         ip(f"neigh replace {other.address} lladdr {mac} dev eth0 nud permanent", on=self.namespace)

@@ -103,7 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Seconds between SIGTERM and SIGKILL for workers of a generation that is given up "
             "(job end and drain use --shutdown-timeout)."
         ),
-    ] = 0.5
+    ] = 0.05
     warm_start: Annotated[
         bool,
         _about(
@@ -118,6 +118,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flags=("--warm-preload", "--warm_preload"),
         ),
     ] = ""
+    supervise: Annotated[
+        bool,
+        _about(
+            "Start this node's agent again when it is killed or crashes (`outlast run` alone, not from Python).",
+            switch=("--supervise", "true"),
+        ),
+    ] = False
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[
         bool,

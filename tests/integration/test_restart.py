@@ -36,7 +36,7 @@ def test_a_killed_worker_restarts_all_in_a_new_generation(tmp_path: Path) -> Non
 
 def test_the_old_generation_is_dead_before_the_new_one_starts_even_if_it_does_not_want_to_go(tmp_path: Path) -> None:
     stubborn = ["--journal", tmp_path, "--ignore", "SIGTERM", "SIGINT"]
-    with job("--nproc-per-node=2", "--max-restarts=1", args=stubborn) as process:
+    with job("--nproc-per-node=2", "--max-restarts=1", "--ft-restart-grace=0.5", args=stubborn) as process:
         old = workers(process, 1, 0, 1)
         os.kill(old[0].pid, signal.SIGUSR2)
         new = workers(process, 2, 0, 1)

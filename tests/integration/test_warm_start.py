@@ -121,6 +121,21 @@ def test_two_workers_that_were_forked_train_together_and_share_no_random_numbers
     assert {worker[5:] for worker in everybody} == {("1", "0.5")}
 
 
+def test_a_rank_that_comes_too_early_waits_for_rank_0_and_torch_is_not_refused(tmp_path: Path) -> None:
+    said = r"rank 1 of generation {}: warm (\w+) pauses (\d+) pid (\d+)"
+    script, env = SCRIPTS / "warm_early.py", {**DEBUG, "TORCH_CPP_LOG_LEVEL": "WARNING"}
+    with job("--nproc-per-node=2", "--max-restarts=1", script=script, args=[tmp_path], env=env) as process:
+        first = process.wait_for(said.format(1), 120, anywhere=True)
+        process.wait_for(READY, 120)
+        os.kill(int(first[3]), signal.SIGKILL)
+        second = process.wait_for(said.format(2), 120, anywhere=True)
+        assert process.wait(60) == 0
+    assert [first[1], second[1]] == ["False", "True"]
+    assert int(first[2]) > 0
+    assert int(second[2]) > 0
+    assert not [line for line in process.lines if "socket" in line]  # neither rank 1 nor the store complains
+
+
 # -- what it learns
 
 
@@ -243,6 +258,33 @@ def test_a_zygote_that_is_stopped_holds_up_neither_a_restart_nor_the_lease(
         assert (a.wait(), b.wait()) == (0, 0)
     assert "the zygote is unfit, it did not answer" in b.output
     assert not [line for line in (*a.lines, *b.lines) if "lost" in line or "nothing heard" in line]
+
+
+def test_a_restart_while_it_learns_is_a_warm_one_and_nothing_is_left_of_either_zygote(
+    installed: Callable[[dict[str, str]], Path], tmp_path: Path
+) -> None:
+    for name in ("begun", "released"):
+        os.mkfifo(tmp_path / name)
+    slow = f"{IN_ZYGOTE}open({str(tmp_path / 'begun')!r}, 'w').close(); open({str(tmp_path / 'released')!r}).read()"
+    python = installed({"slow.py": slow, "quick.py": ""})
+    with light_job(python, "--warm-preload=quick", modules=["quick", "slow"]) as process:
+        worker, _ = started(process, 1)
+        process.wait_for(READY)
+        (tmp_path / "begun").read_text()
+        os.kill(worker, signal.SIGKILL)
+        worker, there = started(process, 2)
+        assert there == ["quick"]
+        assert len(zygotes(process)) == 2
+        (tmp_path / "released").write_text("")
+        process.wait_for(READY)
+        assert len(zygotes(process)) == 1
+        os.kill(worker, signal.SIGKILL)
+        worker, there = started(process, 3)
+        assert there == ["quick", "slow"]
+        left = process.tree()
+        process.signal(signal.SIGKILL)
+        process.wait()
+        assert await_exit(left, 30) == []
 
 
 @pytest.mark.parametrize("how", ["the agent is killed", "Ctrl-C", "SIGTERM", "the worker fails"])

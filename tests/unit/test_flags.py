@@ -82,6 +82,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-node-timeout", "--ft-node_timeout", "--node-timeout", "--node_timeout"),
         *("--ft-empty-timeout", "--ft-empty_timeout"),
         *("--ft-restart-grace", "--ft-restart_grace"),
+        *("--ft-supervise", "--supervise"),
         *("--ft-warm-start", "--ft-warm_start", "--warm-start", "--warm_start"),
         *("--ft-warm-preload", "--ft-warm_preload", "--warm-preload", "--warm_preload"),
         *("--ft-store-ports", "--ft-store_ports"),

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ import pytest
 from outlast.agent import zygote as agents_side
 from outlast.agent.workers import Streams, WorkerGroup, be_subreaper
 from outlast.agent.zygote import Zygote
+from outlast.agent.zygote_process import ZygoteProcess
 from outlast.worker import fitness
 from processes import alive
 
@@ -62,8 +64,8 @@ class Observed(Zygote):
         self.heard = asyncio.Event()
         super().__init__(*args, **options)
 
-    def _hear(self) -> None:
-        super()._hear()
+    def _hear(self, process: ZygoteProcess) -> None:
+        super()._hear(process)
         self.heard.set()
 
 
@@ -77,7 +79,11 @@ class Nursery:
 
     async def ready(self) -> None:
         self.zygote.wake()
-        await self.until(lambda: self.zygote._ready and self.zygote._taught == len(self.zygote._lesson))
+        await self.until(self.has_learned)
+
+    def has_learned(self) -> bool:
+        serving = self.zygote._serving
+        return serving is not None and serving.taught == len(self.zygote._lesson)
 
     async def until(self, reached: Callable[[], bool]) -> None:
         while not reached():
@@ -86,8 +92,9 @@ class Nursery:
 
     @property
     def pid(self) -> int:
-        assert self.zygote._process is not None
-        return self.zygote._process.pid
+        """That of the zygote in service."""
+        assert self.zygote._serving is not None
+        return self.zygote._serving.pid
 
     async def run(self, *commands: Sequence[str]) -> list[End]:
         """Run workers to their end: forked if the zygote is ready for it, else as new processes."""
@@ -433,6 +440,124 @@ def test_a_sitecustomize_of_the_users_is_run_in_every_worker(tmp_path: Path, mon
     assert cold.output == forked.output == f"0 {tmp_path / 'mine' / 'sitecustomize.py'}\n"
 
 
+# -- what it learns while it serves
+
+
+def teach(made: Nursery, *modules: str) -> None:
+    """As a worker does that has imported them."""
+    os.write(made.zygote.news, zlib.compress("\n".join(modules).encode()))
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where modules lie that the zygote can import: `slow` takes as long as nobody writes into the fifo `released`."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "quick.py").touch()
+    (mine / "slow.py").write_text("import os; open(os.path.join(os.path.dirname(__file__), 'released')).read()")
+    (mine / "bad.py").write_text("import os; os.environ['RANK']")
+    os.mkfifo(mine / "released")
+    monkeypatch.setenv("PYTHONPATH", str(mine))
+    (tmp_path / "script.py").write_text("import sys; print(*({'bad', 'quick', 'slow'} & set(sys.modules)))")
+    return mine
+
+
+def is_at(made: Nursery, module: str) -> Callable[[], bool]:
+    return lambda: made.zygote._learning is not None and made.zygote._learning.importing == module
+
+
+def test_workers_are_forked_also_while_it_learns(mine: Path) -> None:
+    async def run(made: Nursery) -> None:
+        await made.ready()
+        former = made.pid
+        teach(made, "slow")
+        await made.until(is_at(made, "slow"))
+        (end,) = await made.run()
+        assert (made.forked, end.output, made.pid) == (1, "quick\n", former)
+        (mine / "released").write_text("")
+        await made.ready()
+        assert made.pid != former
+        assert not alive(former)
+        assert sorted((await made.run())[0].output.split()) == ["quick", "slow"]
+        assert made.forked == 2
+
+    nursery(run, python("script.py"), preload=["quick"])
+
+
+def test_what_it_should_not_have_learned_costs_the_one_that_tried_and_not_the_one_in_service(mine: Path) -> None:
+    async def run(made: Nursery) -> None:
+        await made.ready()
+        former = made.pid
+        teach(made, "bad", "slow")
+        await made.until(is_at(made, "slow"))
+        assert made.zygote._left_out == {"bad"}
+        assert made.pid == former
+        (mine / "released").write_text("")
+        await made.ready()
+        assert sorted((await made.run())[0].output.split()) == ["quick", "slow"]
+        assert made.forked == 1
+
+    nursery(run, python("script.py"), preload=["quick"])
+
+
+def test_the_one_that_learns_outlives_the_one_in_service(mine: Path) -> None:
+    async def run(made: Nursery) -> None:
+        await made.ready()
+        former = made.pid
+        teach(made, "slow")
+        await made.until(is_at(made, "slow"))
+        os.kill(former, signal.SIGKILL)
+        await made.until(lambda: made.zygote._serving is None)
+        assert [end.output for end in await made.run()] == ["\n"]  # started the ordinary way
+        (mine / "released").write_text("")
+        await made.ready()
+        assert sorted((await made.run())[0].output.split()) == ["quick", "slow"]
+        assert made.forked == 1
+
+    nursery(run, python("script.py"), preload=["quick"])
+
+
+def test_after_too_many_attempts_the_one_in_service_stays_as_it_is(
+    mine: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents_side, "FAILURES", 2)
+    for name in ("bad_1", "bad_2", "bad_3"):
+        (mine / f"{name}.py").write_text("import os; os._exit(0)")
+
+    async def run(made: Nursery) -> None:
+        await made.ready()
+        former = made.pid
+        teach(made, "bad_1", "bad_2", "bad_3")
+        await made.until(lambda: made.zygote._failures == 2)
+        assert made.zygote._learning is None
+        assert [end.output for end in await made.run()] == ["quick\n"]
+        assert (made.forked, made.pid) == (1, former)
+        teach(made, "slow")  # after a restart it is tried again
+        await made.until(is_at(made, "slow"))
+        assert made.zygote._left_out == {"bad_1", "bad_2", "bad_3"}
+
+    nursery(run, python("script.py"), preload=["quick"])
+    assert "the zygote learns nothing more until the next restart" in caplog.text
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_zygote_that_does_not_answer_has_no_successor(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def run(made: Nursery) -> None:
+        await made.ready()
+        former = made.pid
+        os.kill(former, signal.SIGSTOP)
+        teach(made, "quick")
+        await made.until(lambda: made.zygote._serving is not None and made.pid != former)
+        assert not alive(former)
+        assert [end.output for end in await made.run()] == ["quick\n"]
+        assert made.forked == 1
+
+    nursery(run, python("script.py"), patience=0.2)
+    assert "the zygote is unfit, another one is started: it did not answer" in caplog.text
+
+
 # -- what it does not trust
 
 
@@ -556,8 +681,9 @@ def test_a_zygote_that_dies_while_nobody_needs_it_is_replaced(tmp_path: Path) ->
         await made.ready()
         first = made.pid
         os.kill(first, signal.SIGKILL)
-        await made.until(lambda: made.pid != first)
+        await made.until(lambda: made.zygote._serving is None)
         await made.ready()
+        assert made.pid != first
         await made.run()
         assert made.forked == 1
 
@@ -570,13 +696,11 @@ def test_workers_that_were_forked_too_late_never_begin(tmp_path: Path) -> None:
 
     async def run(made: Nursery) -> None:
         await made.ready()
-        deliver = made.zygote._deliver
-
-        def hear_nothing(link: socket.socket, *asked: Any) -> dict[str, Any]:
-            with Deaf(link) as deaf:
-                return deliver(deaf, *asked)
-
-        made.zygote._deliver = hear_nothing  # type: ignore[method-assign]
+        serving = made.zygote._serving
+        assert serving is not None
+        with serving.link as link:
+            serving.link = Deaf(link)
+            made.zygote._loop.remove_reader(link)
         await made.run()
         assert made.forked == 0
 
@@ -589,7 +713,6 @@ class Deaf(socket.socket):
 
     def __init__(self, link: socket.socket) -> None:
         super().__init__(fileno=os.dup(link.fileno()))
-        self.settimeout(DEADLINE)
 
     def recv(self, *_: Any) -> bytes:
         assert b"pids" in super().recv(1 << 20)

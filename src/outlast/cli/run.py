@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-import outlast.run
+from outlast.agent import supervisor
+from outlast.cli.flags import given_settings, parser
+from outlast.cli.request import _conf
+from outlast.config import Settings, load
 from outlast.errors import JobFailed
+
+# The agent of a supervisor, whose pid is the first argument. Not -m: see the coordinator's.
+AGENT = (
+    "import sys; del sys.path[0]; from outlast.agent import supervisor; supervisor.bind(int(sys.argv.pop(1))); "
+    "from outlast.cli import main; sys.exit(main(['run', *sys.argv[1:]]))"
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run this node of the job; torchrun's exit codes: 0 for success, 1 for a failed job or a bad request."""
+    """Run this node of the job; torchrun's exit codes: 0 for success, 1 for a failed job or a bad request.
+
+    With `supervise`, this process becomes the supervisor of the agent, and does not return here.
+    """
     try:
+        if not supervisor.bound() and _settings(argv).supervise:
+            supervisor.become([sys.executable, "-c", AGENT, str(os.getpid()), *argv])
+        import outlast.run  # not before: a supervisor has no use for it
+
         outlast.run.main(argv)
     except JobFailed as failed:
         if failed.failures:
@@ -22,3 +40,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"outlast run: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _settings(argv: Sequence[str]) -> Settings:
+    """The settings alone: to read all that is asked for may take seconds, where torch has to count devices."""
+    args = parser(os.environ).read(argv, argparse.Namespace())
+    conf = _conf(args.rdzv_conf)
+    conf.pop("is_host", None)
+    return load(given_settings(args), os.environ, args.ft_cfg_path, conf).settings

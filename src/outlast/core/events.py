@@ -21,7 +21,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     pend_timeout: float = 600.0
     empty_timeout: float = 10.0
     node_timeout: float = 3.0
-    restart_grace: float = 0.5
+    restart_grace: float = 0.05
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):

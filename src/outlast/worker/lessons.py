@@ -12,11 +12,11 @@ import atexit
 import os
 import sys
 
+from outlast.worker import imports
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 TORCH, OPTIMIZER = "torch", "torch.optim.optimizer"
 STEPS = 2  # whatever the first one imports is there when the second one has ended
@@ -71,10 +71,8 @@ def report_later(descriptor: int, known: frozenset[str] = frozenset()) -> None:
     os.set_inheritable(descriptor, False)
     lesson = _Lesson(descriptor, known)
     atexit.register(lesson.send)
-    if OPTIMIZER in sys.modules:
-        _hook(sys.modules[OPTIMIZER], lesson)
-    else:
-        sys.meta_path.insert(0, _Watch(lesson))
+    imports.before(TORCH, lambda: lesson.say([TORCH]))  # so that the zygote can begin with it now
+    imports.after(OPTIMIZER, lambda module: module.register_optimizer_step_post_hook(lesson.after_step))
 
 
 def installed_modules() -> list[str]:
@@ -106,39 +104,3 @@ def _spec(module: object) -> ModuleSpec | None:
         return None
     spec = attributes.get("__spec__")
     return spec if hasattr(spec, "origin") and hasattr(spec, "name") else None  # type: ignore[return-value]
-
-
-def _hook(module: ModuleType, lesson: _Lesson) -> None:
-    module.register_optimizer_step_post_hook(lesson.after_step)
-
-
-class _Watch:
-    """Tells when torch is being imported, waits for its optimizers, hooks into them, and is gone."""
-
-    def __init__(self, lesson: _Lesson) -> None:
-        self._lesson = lesson
-        self._loader: Loader | None = None
-
-    def find_spec(self, name: str, _path: object = None, _target: ModuleType | None = None) -> ModuleSpec | None:
-        if name == TORCH:
-            self._lesson.say([TORCH])  # so that the zygote can begin with it now
-        if name != OPTIMIZER:
-            return None
-        import importlib.util
-
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        assert self._loader is not None
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert self._loader is not None
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        _hook(module, self._lesson)

@@ -24,14 +24,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from outlast.worker import lessons
+from outlast.worker import lessons, store
 from outlast.worker.appearance import Appearance
 from outlast.worker.fitness import overshadowed, settle_ranks, unfit, unwatch_environment, watch_environment
 
 PR_SET_PDEATHSIG = 1
 MESSAGE = 64  # bytes: one word; what belongs to it lies in a file in memory
 DESCRIPTORS = 250  # the kernel's limit for one message is 253
-NEWS, GO, STREAMS, BIRTH = 0, 1, 2, -1  # places among the descriptors that come with a fork
+LINK = NEWS = 0  # places among the descriptors that come with a fork: a successor's own link, or the workers' news
+GO, STREAMS, BIRTH = 1, 2, -1
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
@@ -54,7 +55,6 @@ def main(descriptor: int, modules: Collection[str]) -> None:
         appearance.call_it("outlast: zygote")
     watch_environment()
     birth = serve(link, Beginning(modules, dict(os.environ)))
-    link.close()
     if birth is None:
         os._exit(0)
     if appearance is not None:
@@ -62,7 +62,10 @@ def main(descriptor: int, modules: Collection[str]) -> None:
 
 
 def serve(link: socket.socket, beginning: Beginning) -> dict[str, Any] | None:
-    """Do what the agent asks, until it is gone. In a forked worker, and only there, returns its birth."""
+    """Do what the agent asks, until it is gone. In a forked worker, and only there, returns its birth.
+
+    A successor goes on from here, too, with a link of its own.
+    """
     while True:
         word, descriptors, _, _ = socket.recv_fds(link, MESSAGE, DESCRIPTORS)
         if not word:
@@ -71,10 +74,16 @@ def serve(link: socket.socket, beginning: Beginning) -> dict[str, Any] | None:
             content = json.load(file)
         if word == b"import":
             say(link, learn(link, **content))
-            continue
-        birth = fork_all(link, content, list(descriptors[1:]), beginning)
-        if birth is not None:
-            return birth
+        elif word == b"succeed":
+            own = fork_successor(link, content["agent"], list(descriptors[1:]))
+            if own is not None:
+                link.close()
+                link = own
+        else:
+            birth = fork_all(link, content, list(descriptors[1:]), beginning)
+            if birth is not None:
+                link.close()
+                return birth
 
 
 def say(link: socket.socket, message: dict[str, Any]) -> None:
@@ -136,6 +145,25 @@ def fork_all(
     return None
 
 
+def fork_successor(link: socket.socket, agent: int, descriptors: list[int]) -> socket.socket | None:
+    """Fork a zygote that has all that this one has. Returns its link in that process, None here."""
+    doubt, pids = unfit(), []
+    if not doubt:
+        pid = fork_for(agent, descriptors[GO])
+        if pid == 0:
+            os.setsid()
+            own = socket.socket(fileno=descriptors.pop(LINK))
+            be_bound(agent, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return own
+        pids.append(pid)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    say(link, {"doubt": doubt, "pids": pids})
+    return None
+
+
 def fork_for(agent: int, go: int) -> int:
     """Fork a process that belongs to the agent: 0 in that process, once the agent has heard of it; its pid here.
 
@@ -178,10 +206,7 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     for stream, index in ((sys.stdout, birth["stdout"]), (sys.stderr, birth["stderr"])):
         os.dup2(descriptors[STREAMS + index], stream.fileno())
         renew(stream)
-    os.close(descriptors.pop(BIRTH))  # the agent waits for this
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != births["agent"]:
-        os._exit(1)
+    be_bound(births["agent"], descriptors)
     unwatch_environment()
     os.environ.clear()
     os.environ.update(birth["environment"])
@@ -196,7 +221,16 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     if "threading" in sys.modules:
         sys.modules["threading"].main_thread()._set_native_id()
     settle_ranks()
+    store.await_before_asking()
     lessons.report_later(births["news"], known=frozenset(sys.modules))
+
+
+def be_bound(agent: int, descriptors: list[int]) -> None:
+    """Tell the agent that this process is one of its own now, and die with it."""
+    os.close(descriptors.pop(BIRTH))  # the agent waits for this
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        os._exit(1)
 
 
 def draw_anew() -> None:

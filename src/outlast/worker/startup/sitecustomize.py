@@ -18,8 +18,9 @@ def begin() -> None:
         be_zygote(int(descriptor), modules)
         return
     cover_tracks()
-    from outlast.worker import lessons
+    from outlast.worker import lessons, store
 
+    store.await_before_asking()
     lessons.report_later(int(descriptor))
 
 
