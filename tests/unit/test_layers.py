@@ -19,6 +19,7 @@ ALLOWED = {
     "errors": {"messages"},
     "launch": set(),
     "wire": set(),
+    "board": set(),
     "token": {"launch"},
     "commission": {"core"},
     "core": {"messages", "config"},

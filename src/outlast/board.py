@@ -1,0 +1,336 @@
+"""The board: shared memory of one node, in which its workers write how they are, and which its agent reads.
+
+    agent:   board = Board(slots=8); environment["OUTLAST_BOARD"] = board.address(3); board.read(3)
+    worker:  slot = Slot.at(os.environ["OUTLAST_BOARD"]); slot.words[BEAT_AT] = time.monotonic_ns()
+
+**Nothing can leak.** It is a memfd: no name in /dev/shm, no limit of a container's /dev/shm, and gone with the last
+process that has it, however that ends. Workers reach it as /proc/AGENT/fd/N. Nothing has to be inherited for that, so
+forked workers, started ones and those behind a shell script are alike, and other users are kept out by the kernel.
+A new board for every generation: what is left of an old one cannot write into the new.
+
+**Nothing can be torn.** All that is written while training goes on is words of eight bytes, and one aligned store each:
+an open section is one word, its time with its name's number in the lowest byte (so to 256 ns). A reading is made of
+many words. They are laid out so that whoever looks at the clock first, and then reads upwards while the worker goes on,
+never finds a worker late that is not: what ends a wait stands above what began it, and is written first. Where the
+processor keeps no such order (ARM), reading until two passes agree makes up for it. A request spans many words; its
+number is odd while it is being written. Names never change once they are counted.
+
+Times are CLOCK_MONOTONIC's, which stands still while a machine is suspended: nobody hangs in his sleep.
+
+Loaded by workers, among the script's own modules: no torch, no msgspec, and nothing of the standard library whose name
+a script's own file may well have.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+
+VARIABLE = "OUTLAST_BOARD"
+VERSION = 1
+MAGIC = int.from_bytes(b"OUTLAST\0", "little")
+WORD = 8
+
+# The first SIZE bytes of the board are its header, the slots follow. Words of the header:
+MAGIC_AT, VERSION_AT, SLOTS_AT, KEY_AT, BELL_AT = range(5)
+
+# Words of a slot. The order matters, see above: an agent reads upwards.
+BORN_AT = 0  # the only one of the agent's: when the board was made, just before its workers
+PID, ATTACHED_AT, BEATS, BEAT_AT, STEP, STEP_AT = range(1, 7)
+CALIBRATIONS = 7  # how often it was asked for
+REQUEST = 8  # number * 256 + action
+NAMES = 9  # how many there are
+ENTRIES = range(16, 32)  # open sections, in no order; 0: none
+CLOSED_AT = 32  # when a section was closed last: above the entries
+PAUSES, RESUMED_AT = 33, 34  # above all that a pause stops
+STARTUP_LONGEST, BEAT_LONGEST, OUTSIDE_LONGEST = 35, 36, 37
+LONGEST = range(38, 70)  # by number of the name
+END = 70
+SPARE = END  # for an entry that has no room; nobody reads it
+
+# Bytes of a slot: texts.
+MOST_NAMES, NAME_SIZE, NAMES_FROM = len(LONGEST), 48, 1024
+REASON_FROM, REASON_SIZE = NAMES_FROM + MOST_NAMES * NAME_SIZE, 512
+AGREED_FROM, SIZE = REASON_FROM + REASON_SIZE, 8192
+
+NAME_BITS = 0xFF
+CLOCK_BITS = (1 << 63) - 1 - NAME_BITS
+OTHER = MOST_NAMES - 1  # the number that all names share for which there is no room
+PASSES = 8
+
+_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4  # the fcntl of some Pythons lacks them
+
+
+class Action(IntEnum):
+    """What a rank may ask the launcher for."""
+
+    STOP = 1  # end the job, with this reason
+    EXCLUDE_NODE = 2  # go on without this node, and never use it again
+    RESTART = 3
+    DRAIN = 4  # let this node go; the job goes on
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rank asked for. Its number grows with every request of one worker."""
+
+    number: int
+    action: Action
+    reason: str
+
+
+@dataclass(frozen=True)
+class Open:
+    """A section that a worker is in."""
+
+    name: str
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the board says of one worker. Times are seconds of `time.monotonic()`; None: it has not happened."""
+
+    read_at: float  # before it was read: the time to judge it by
+    born_at: float
+    pid: int | None = None  # as the worker sees it; None: it has not come to the board yet
+    attached_at: float | None = None
+    beats: int = 0  # steps among them
+    beat_at: float | None = None
+    step: int | None = None
+    step_at: float | None = None
+    paused: bool = False
+    resumed_at: float | None = None
+    sections: tuple[Open, ...] = ()  # the outermost first
+    closed_at: float | None = None  # when a section was closed last
+    longest: Mapping[str, float]  # seconds: "startup", "heartbeat", "outside" and "section:NAME", as far as measured
+    calibrations: int = 0
+    request: Request | None = None
+
+
+class Slot:
+    """One worker's part of a board; or, for a worker without Outlast, as much memory of its own."""
+
+    def __init__(self, memory: memoryview | None = None, bell: str = "") -> None:
+        self.memory = memoryview(bytearray(SIZE)) if memory is None else memory
+        self.words = self.memory.cast("q")
+        self._bell = bell
+
+    @classmethod
+    def at(cls, address: str) -> Slot:
+        """The slot that an agent gave this address. Raises OSError or ValueError in one line."""
+        path, number, key = address.rsplit(":", 2)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            mapping = mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        memory = memoryview(mapping)  # which keeps the mapping
+        if len(memory) < SIZE:
+            raise ValueError(f"{path} is no board")
+        header = memory[:SIZE].cast("q")
+        if header[MAGIC_AT] != MAGIC or f"{header[KEY_AT]:x}" != key:
+            raise ValueError(f"{path} is not the board of this worker's agent")
+        if header[VERSION_AT] != VERSION:
+            raise ValueError(
+                f"the agent's board has version {header[VERSION_AT]}, this Outlast knows {VERSION}: install the same"
+            )
+        if not 0 <= int(number) < header[SLOTS_AT]:
+            raise ValueError(f"{path} has {header[SLOTS_AT]} slots, and none has number {number}")
+        return cls(_part(memory, int(number)), f"{path.rpartition('/')[0]}/{header[BELL_AT]}")
+
+    def claim(self) -> bool:
+        """Make it this process's, unless another one has it and is alive: a worker's child is not the worker."""
+        holder = self.words[PID]
+        if holder not in (0, os.getpid()) and _alive(holder):
+            return False
+        for word in (BEATS, BEAT_AT, STEP, STEP_AT, NAMES, *range(ENTRIES.start, END)):
+            self.words[word] = 0  # of the program that this process was before an exec
+        self.words[ATTACHED_AT] = time.monotonic_ns()
+        self.words[PID] = os.getpid()
+        return True
+
+    def name(self, number: int) -> str:
+        """The section name of this number."""
+        return self._text(NAMES_FROM + number * NAME_SIZE, NAME_SIZE) if number < self.words[NAMES] else "?"
+
+    def add_name(self, number: int, name: str) -> None:
+        """Give this number, the next one, a name."""
+        self._write(NAMES_FROM + number * NAME_SIZE, NAME_SIZE, name)
+        self.words[NAMES] = number + 1
+
+    def ask(self, action: Action, reason: str) -> None:
+        """Write a request down, and only then wake the agent."""
+        number = ((self.words[REQUEST] >> 8) + 1) | 1  # odd
+        self.words[REQUEST] = number << 8
+        self._write(REASON_FROM, REASON_SIZE, reason)
+        self.words[REQUEST] = (number + 1) << 8 | action
+        self.ring()
+
+    def request(self) -> Request | None:
+        """The newest one; None if there is none, or it is just being written."""
+        word = self.words[REQUEST]
+        reason = self._text(REASON_FROM, REASON_SIZE)
+        number, action = word >> 8, word & 0xFF
+        if number == 0 or number % 2 or self.words[REQUEST] != word or action not in set(Action):
+            return None
+        return Request(number // 2, Action(action), reason)
+
+    def agree(self, text: str) -> None:
+        """Of the agent: what all ranks agreed on, for the worker to keep in its checkpoints."""
+        if len(text.encode()) < SIZE - AGREED_FROM:  # half of it would be worse than the one before
+            self._write(AGREED_FROM, SIZE - AGREED_FROM, text)
+
+    def agreed(self) -> str:
+        return self._text(AGREED_FROM, SIZE - AGREED_FROM)
+
+    def ring(self) -> None:
+        """Have the agent look at the board now."""
+        if not self._bell:
+            return
+        with suppress(OSError):  # an agent that cannot hear will look by itself
+            descriptor = os.open(self._bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, b"!")
+            finally:
+                os.close(descriptor)
+
+    def read(self) -> Reading:
+        """What it says now."""
+        now = time.monotonic_ns()
+        words = collect(self.words)
+        sections = [Open(self.name(word & NAME_BITS), _seconds(word & CLOCK_BITS)) for word in _used(words)]
+        return Reading(
+            read_at=_seconds(now),
+            born_at=_seconds(words[BORN_AT]),
+            pid=words[PID] or None,
+            attached_at=_time(words[ATTACHED_AT]),
+            beats=words[BEATS],
+            beat_at=_time(words[BEAT_AT]),
+            step=words[STEP] if words[STEP_AT] else None,
+            step_at=_time(words[STEP_AT]),
+            paused=words[PAUSES] > 0,
+            resumed_at=_time(words[RESUMED_AT]),
+            sections=tuple(sorted(sections, key=lambda section: section.since)),
+            closed_at=_time(words[CLOSED_AT]),
+            longest=self._longest(words),
+            calibrations=words[CALIBRATIONS],
+            request=self.request(),
+        )
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self.words.release()
+        self.memory.release()
+
+    def _longest(self, words: Sequence[int]) -> dict[str, float]:
+        named = {"startup": STARTUP_LONGEST, "heartbeat": BEAT_LONGEST, "outside": OUTSIDE_LONGEST}
+        named |= {f"section:{self.name(number)}": LONGEST[number] for number in range(words[NAMES])}
+        return {name: _seconds(words[word]) for name, word in named.items() if words[word]}
+
+    def _text(self, start: int, size: int) -> str:
+        return bytes(self.memory[start : start + size]).partition(b"\0")[0].decode(errors="replace")
+
+    def _write(self, start: int, size: int, text: str) -> None:
+        self.memory[start : start + size] = cut(text, size).encode().ljust(size, b"\0")
+
+
+class Board:
+    """A node's board, of its agent. One per generation; `close` it when the workers are gone."""
+
+    def __init__(self, slots: int) -> None:
+        """Make it: just before the workers, because their start-up counts from now."""
+        self._memory = os.memfd_create("outlast-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        size = SIZE * (1 + slots)
+        os.ftruncate(self._memory, size)
+        # A worker that made it smaller would kill whoever reads it.
+        fcntl.fcntl(self._memory, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+        self._mapping = mmap.mmap(self._memory, size)
+        self._whole = memoryview(self._mapping)
+        # Workers open the reading end for writing, by its path; it never closes, because we have both.
+        self.bell, self._rope = os.pipe()
+        os.set_blocking(self.bell, False)
+        self._key = int.from_bytes(os.urandom(7), "little")
+        self._slots = [Slot(_part(self._whole, number)) for number in range(slots)]
+        for slot in self._slots:
+            slot.words[BORN_AT] = time.monotonic_ns()
+        with self._whole[:SIZE].cast("q") as header:
+            header[VERSION_AT], header[SLOTS_AT] = VERSION, slots
+            header[KEY_AT], header[BELL_AT] = self._key, self.bell
+            header[MAGIC_AT] = MAGIC
+
+    def address(self, slot: int) -> str:
+        """What a worker finds in its environment. The key tells it that it has found the right board."""
+        return f"/proc/{os.getpid()}/fd/{self._memory}:{slot}:{self._key:x}"
+
+    def read(self, slot: int) -> Reading:
+        """What the board says of a worker, also after its end: what a dying one wrote last is still there."""
+        return self._slots[slot].read()
+
+    def agree(self, text: str) -> None:
+        """Let every worker know what the ranks agreed on."""
+        for slot in self._slots:
+            slot.agree(text)
+
+    def hush(self) -> None:
+        """Stop the bell, which is readable when a worker wants something at once: then read every slot."""
+        with suppress(BlockingIOError):
+            while len(os.read(self.bell, 4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.release()
+        self._whole.release()
+        self._mapping.close()
+        for descriptor in (self._memory, self.bell, self._rope):
+            os.close(descriptor)
+
+
+def collect(words: memoryview) -> list[int]:
+    """All words of a slot as they were at one moment; if they never stand still, upwards, each as it was at its own."""
+    part = words[:END]
+    before = part.tolist()  # single loads, upwards
+    for _ in range(PASSES):
+        again = part.tolist()
+        if again == before:
+            break
+        before = again
+    return before
+
+
+def cut(text: str, size: int) -> str:
+    """As much of a text as fits, with a byte to spare, without half a character at its end."""
+    return text.encode(errors="replace")[: size - 1].decode(errors="ignore")
+
+
+def _part(memory: memoryview, number: int) -> memoryview:
+    return memory[SIZE * (1 + number) : SIZE * (2 + number)]
+
+
+def _used(words: Sequence[int]) -> list[int]:
+    return [words[entry] for entry in ENTRIES if words[entry]]
+
+
+def _seconds(nanoseconds: int) -> float:
+    return nanoseconds / 1e9
+
+
+def _time(word: int) -> float | None:
+    return _seconds(word) if word else None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

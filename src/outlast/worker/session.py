@@ -1,0 +1,442 @@
+"""The worker's side of the board: heartbeats, sections and steps, at the price of a few stores into memory.
+
+    with outlast.section("forward"):
+        loss = model(batch)
+    outlast.step()
+
+No system call, no socket, no lock while training goes on. Without Outlast all of it goes into memory of the process's
+own: the same code at the same price, read by nobody.
+
+**Threads.** Heartbeats, steps and sections belong to the process, whichever thread they come from; a worker is outside
+any section while none of its threads is in one. A section is told from others by its object, so that threads,
+generators and coroutines may be in sections of one name at the same time; the one thing to avoid is one object
+(`forward = outlast.section("forward")`) entered by several threads at once. Lists are changed by single calls, which
+the interpreter makes whole. A count that two threads write at the same moment may be behind by one until the next.
+
+**Forks.** A child that the worker forks is not the worker: from then on it writes into memory of its own. So do
+processes that it starts, as long as the worker lives. A zygote has no board; its forks find theirs when they first
+write.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from functools import wraps
+from itertools import count
+from time import monotonic_ns
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from outlast.board import (
+    BEAT_AT,
+    BEAT_LONGEST,
+    BEATS,
+    BORN_AT,
+    CALIBRATIONS,
+    CLOCK_BITS,
+    CLOSED_AT,
+    ENTRIES,
+    LONGEST,
+    OTHER,
+    OUTSIDE_LONGEST,
+    PAUSES,
+    RESUMED_AT,
+    SPARE,
+    STARTUP_LONGEST,
+    STEP,
+    STEP_AT,
+    VARIABLE,
+    Action,
+    Slot,
+)
+
+log = logging.getLogger("outlast")
+
+SECTION = "section:"  # before a name, among the longest times
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Words(Protocol):
+    """Where the numbers go."""
+
+    def __setitem__(self, word: int, value: int, /) -> None: ...
+
+
+class Session:
+    """What this process tells its agent. There is one per process (`session`); more are for tests."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._lock = threading.RLock()  # of what is rare; a signal handler may come in between
+        self._words: Words = _FirstStore(self)
+        self._slot = Slot()
+        self._attached = False
+        self._beats = count(1)
+        self._step = 0
+        self._own_steps = False  # of the script, which then knows better than the optimizer
+        self._names: dict[str, _Name] = {}
+        self._free = [*reversed(ENTRIES)]
+        self._started: dict[str, list[Section]] = {}
+        self._pauses = 0
+        self._resumed_at = 0
+        # The longest of each kind so far, and when the present one began: 0, if it did not.
+        self._gap = self._beat_at = 0
+        self._outside = self._closed_at = 0
+        self.calibration = Calibration(self)
+
+    @property
+    def attached(self) -> bool:
+        """Whether an agent reads what is written here."""
+        self._attach()
+        return self._attached
+
+    def heartbeat(self) -> None:
+        """Say that this rank is alive and getting on. Under a microsecond: call it as often as you like."""
+        now = monotonic_ns()
+        words = self._words
+        words[BEAT_AT] = now
+        words[BEATS] = next(self._beats)
+        if now - self._beat_at > self._gap:
+            self._measure_gap(now)
+        self._beat_at = now
+
+    def step(self, number: int | None = None) -> None:
+        """Say that a training step is done: the one of this number, or the next one. It is a heartbeat, too."""
+        self._own_steps = True
+        self._count(number)
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has made a step: as good as `step()`, until the script says so itself."""
+        if self._own_steps:
+            self.heartbeat()
+        else:
+            self._count(None)
+
+    def section(self, name: str) -> Section:
+        """A named part of the work with a time-out of its own, as a `with` block or a decorator. They may be nested.
+
+        >>> with session.section("forward"), session.section("attention"):
+        ...     pass
+        """
+        known = self._names.get(name)
+        return Section(self, self._intern(name) if known is None else known)
+
+    def start_section(self, name: str) -> None:
+        """Open a section that `end_section` closes; the two may be called from different threads."""
+        section = self.section(name)
+        section.__enter__()
+        self._started.setdefault(name, []).append(section)
+
+    def end_section(self, name: str) -> None:
+        """Close the section of this name that was started last; nothing happens if there is none."""
+        try:
+            section = self._started[name].pop()
+        except (KeyError, IndexError):
+            return
+        section.__exit__(None, None, None)
+
+    def end_all_sections(self) -> None:
+        """Close all sections that were started and not ended. Those of `with` blocks close themselves."""
+        for name, sections in list(self._started.items()):
+            while sections:
+                self.end_section(name)
+
+    def pause_monitoring(self) -> Pause:
+        """Let nobody take this rank for hung until `resume_monitoring`, as for a debugger. May be nested.
+
+        >>> with session.pause_monitoring():
+        ...     pass  # breakpoint()
+        """
+        with self._lock:
+            self._pauses += 1
+            self._words[PAUSES] = self._pauses
+        return Pause(self)
+
+    def resume_monitoring(self) -> None:
+        """The end of a pause. All time-outs start anew."""
+        with self._lock:
+            if self._pauses == 0:
+                return
+            self._pauses -= 1
+            self._resumed_at = monotonic_ns()
+            self._words[RESUMED_AT] = self._resumed_at
+            self._words[PAUSES] = self._pauses
+
+    def control(self, action: str, reason: str) -> bool:
+        """Ask the launcher for something, at once: "stop", "exclude_node", "restart" or "drain".
+
+        `stop` ends the job with this reason, and no restart; `exclude_node` goes on without this node, for good;
+        `restart` starts all ranks again; `drain` lets this node go. It is written down before this returns, so a
+        rank may die right after. The scheduler's allocation is not touched. False: no agent is there to read it.
+
+        >>> session.control("stop", "the loss is NaN")
+        False
+        """
+        names = [each.name.lower() for each in Action]
+        if action not in names:
+            raise ValueError(f"control: there is no action {action!r}; give one of {', '.join(names)}")
+        with self._lock:
+            self._attach()
+            self._slot.ask(Action[action.upper()], reason)
+        return self._attached
+
+    def calibrate(self) -> None:
+        """Ask for time-outs made from what all ranks have measured so far.
+
+        Call it on any rank, when everything that happens in your training has happened once: a checkpoint, an
+        evaluation.
+        """
+        now = monotonic_ns()
+        with self._lock:
+            self._attach()
+            if self._closed_at and len(self._free) == len(ENTRIES):
+                self._measure_outside(now)
+            if self._beat_at:
+                self._measure_gap(now)
+            self._words[CALIBRATIONS] = self._slot.words[CALIBRATIONS] + 1
+            self._slot.ring()
+
+    def forked(self) -> None:
+        """This process is a new one, a fork of the one that made the session."""
+        self._lock = threading.RLock()
+        if VARIABLE in self._environ:
+            self._use(Slot(), attached=False)
+        else:
+            self._words = _FirstStore(self)  # a zygote's fork is about to be told where its board is
+
+    def _count(self, number: int | None) -> None:
+        now = monotonic_ns()
+        self._step = number = self._step + 1 if number is None else number
+        words = self._words
+        words[STEP] = number
+        words[STEP_AT] = now
+        words[BEAT_AT] = now
+        words[BEATS] = next(self._beats)
+        if now - self._beat_at > self._gap:
+            self._measure_gap(now)
+        self._beat_at = now
+
+    def _attach(self) -> Words:
+        """Find the board, if this was not done before."""
+        with self._lock:
+            if isinstance(self._words, _FirstStore):
+                address = self._environ.get(VARIABLE)
+                slot = _claimed(address) if address else None
+                self._use(slot or Slot(), attached=slot is not None)
+            return self._words
+
+    def _use(self, slot: Slot, *, attached: bool) -> None:
+        self._slot, self._attached = slot, attached
+        self._gap = self._beat_at = self._outside = self._closed_at = 0
+        for name in self._names.values():
+            name.longest = 0
+            slot.add_name(name.number, name.text)
+        self._words = slot.words
+
+    def _intern(self, name: str) -> _Name:
+        with self._lock:
+            self._attach()
+            if name in self._names:
+                return self._names[name]
+            new = _Name(min(len(self._names), OTHER), name)
+            if len(self._names) == OTHER:
+                log.warning("outlast: more than %d section names; from %r on they are watched as one", OTHER, name)
+            if len(self._names) <= OTHER:
+                self._slot.add_name(new.number, new.text)
+            self._names[name] = new  # ready, for it is read without the lock
+            return new
+
+    def _measure_gap(self, now: int) -> None:
+        """A longer wait for a heartbeat than any before: to be remembered, if nobody was asked to look away."""
+        if self._beat_at == 0:
+            born = self._slot.words[BORN_AT]
+            if born and self._counts(born, now, 0):
+                self._words[STARTUP_LONGEST] = now - born
+        elif self._counts(self._beat_at, now, self._gap):
+            self._gap = now - self._beat_at
+            self._words[BEAT_LONGEST] = self._gap
+
+    def _was_outside(self, now: int) -> None:
+        if len(self._free) == len(ENTRIES) - 1:  # the section that was just opened is the only one
+            self._measure_outside(now)
+
+    def _measure_outside(self, now: int) -> None:
+        if self._closed_at and self._counts(self._closed_at, now, self._outside):
+            self._outside = now - self._closed_at
+            self._words[OUTSIDE_LONGEST] = self._outside
+
+    def _measure_section(self, name: _Name, since: int, now: int) -> None:
+        if self._counts(since, now, name.longest):
+            name.longest = now - since
+            self._words[LONGEST[name.number]] = name.longest
+
+    def _remember(self, longest: Mapping[str, float]) -> None:
+        """Take what another life of this rank, or another rank, has measured for measured here."""
+        with self._lock:
+            self._attach()
+            for what, seconds in longest.items():
+                time = round(seconds * 1e9)
+                if what == "startup":
+                    self._words[STARTUP_LONGEST] = max(time, self._slot.words[STARTUP_LONGEST])
+                elif what == "heartbeat":
+                    self._words[BEAT_LONGEST] = self._gap = max(time, self._gap)
+                elif what == "outside":
+                    self._words[OUTSIDE_LONGEST] = self._outside = max(time, self._outside)
+                elif what.startswith(SECTION):
+                    name = self.section(what[len(SECTION) :])._name
+                    name.longest = max(time, name.longest)
+                    self._words[LONGEST[name.number]] = name.longest
+
+    def _counts(self, since: int, now: int, longest: int) -> bool:
+        return now - since > longest and not self._pauses and since >= self._resumed_at
+
+
+class Section:
+    """One use of a section's name. Entered again within itself, it is open twice."""
+
+    __slots__ = ("_name", "_open", "_session")
+
+    def __init__(self, session: Session, name: _Name) -> None:
+        self._session = session
+        self._name = name
+        self._open: tuple[Any, ...] | None = None  # (entry, since, the one around it)
+
+    def __enter__(self) -> Section:
+        session = self._session
+        now = monotonic_ns()
+        try:
+            entry = session._free.pop()
+        except IndexError:
+            entry = SPARE  # too many at once: those around it are watched, this one is not
+        self._open = (entry, now, self._open)
+        session._words[entry] = now & CLOCK_BITS | self._name.number
+        if now - session._closed_at > session._outside:
+            session._was_outside(now)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open is None:
+            return
+        entry, since, self._open = self._open
+        session, name, now = self._session, self._name, monotonic_ns()
+        words = session._words
+        words[CLOSED_AT] = session._closed_at = now  # before the entry, see the board
+        words[entry] = 0
+        if entry != SPARE:
+            session._free.append(entry)
+        if now - since > name.longest:
+            session._measure_section(name, since, now)
+
+    def __call__(self, function: Function) -> Function:
+        """As a decorator: every call is a section of its own."""
+        import inspect
+
+        session, name = self._session, self._name
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def awaited(*args: Any, **options: Any) -> Any:
+                with Section(session, name):
+                    return await function(*args, **options)
+
+            return awaited  # type: ignore[return-value]
+
+        @wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            with Section(session, name):
+                return function(*args, **options)
+
+        return called  # type: ignore[return-value]
+
+
+class Pause:
+    """A pause of monitoring, which the end of a `with` block ends."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> Pause:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.resume_monitoring()
+
+
+class Calibration:
+    """What the ranks have measured, for your checkpoints: the next run then begins with time-outs that fit.
+
+    It is a `Stateful` of torch.distributed.checkpoint, and its state is the same on all ranks.
+
+    >>> state = {"model": ..., "outlast": session.calibration.state_dict()}
+    >>> session.calibration.load_state_dict(state["outlast"])
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def state_dict(self) -> dict[str, str]:
+        """One text under one name: a checkpoint is loaded by the names that are there before, and sections are not."""
+        self._session._attach()
+        slot = self._session._slot
+        longest = dict(slot.read().longest)
+        for what, seconds in json.loads(slot.agreed() or "{}").items():
+            longest[what] = max(seconds, longest.get(what, 0.0))
+        return {"longest": json.dumps(longest)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with these times, and have time-outs made of them."""
+        self._session._remember(json.loads(state["longest"]))
+        self._session.calibrate()
+
+
+class _Name:
+    """What is known of the sections of one name."""
+
+    __slots__ = ("longest", "number", "text")
+
+    def __init__(self, number: int, text: str) -> None:
+        self.number = number
+        self.text = "other" if number == OTHER else text
+        self.longest = 0
+
+
+class _FirstStore:
+    """Stands where the words will be, until something is written: only then is it known whose process this is."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._session._attach()[word] = value
+
+
+def _claimed(address: str) -> Slot | None:
+    try:
+        slot = Slot.at(address)
+    except (OSError, ValueError) as error:
+        log.warning("outlast: hangs of this rank will not be noticed, for its board cannot be reached: %s", error)
+        return None
+    return slot if slot.claim() else None
+
+
+session = Session()
+os.register_at_fork(after_in_child=session.forked)
+
+heartbeat = session.heartbeat
+step = session.step
+section = session.section
+start_section = session.start_section
+end_section = session.end_section
+end_all_sections = session.end_all_sections
+pause_monitoring = session.pause_monitoring
+resume_monitoring = session.resume_monitoring
+control = session.control
+calibrate = session.calibrate
+calibration = session.calibration
