@@ -18,6 +18,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +27,15 @@ from datetime import timedelta
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from crowd import ENTRYPOINT, Crowd
 from outlast.commission import Commission
-from outlast.core.events import Rules
+from outlast.core.liveness import BEATS
+from outlast.messages import Rules, Term
 from outlast.wire import Wire
 from processes import cpu_seconds, machine, memory, table
 
@@ -58,7 +61,8 @@ def outlast(nodes: int, *, crowds: int, seconds: float, deadline: float) -> Meas
     token = secrets.token_hex(16)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4096))
-        coordinator = stack.enter_context(_coordinator(listener, token, nodes))
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        coordinator = stack.enter_context(_coordinator(listener, token, nodes, str(place / "journal")))
         stack.callback(coordinator.kill)
         endpoint = listener.getsockname()
         listener.close()
@@ -84,17 +88,24 @@ def outlast(nodes: int, *, crowds: int, seconds: float, deadline: float) -> Meas
         return Measured(formed, forming, reformed, reforming, 100 * resting / seconds, rss)
 
 
-def _coordinator(listener: socket.socket, token: str, nodes: int) -> subprocess.Popen[bytes]:
+def _coordinator(listener: socket.socket, token: str, nodes: int, journal: str) -> subprocess.Popen[bytes]:
     rules = Rules(
         job=JOB,
         entrypoint=ENTRYPOINT,
         min_nodes=max(1, nodes - 1),
         max_nodes=nodes,
         last_call=600.0,  # so that it forms when all are here, and not before
-        node_timeout=3 * HEARTBEAT,
+        node_timeout=BEATS * HEARTBEAT,
     )
     commission = Commission(
-        rules=rules, token=token, listener=listener.fileno(), shutdown_timeout=1.0, log_level="warning"
+        rules=rules,
+        token=token,
+        listener=listener.fileno(),
+        shutdown_timeout=1.0,
+        term=Term(1, "node-00000"),
+        run="benchmark",
+        log_level="warning",
+        journal=journal,
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "outlast.coordinator"], stdin=subprocess.PIPE, pass_fds=[listener.fileno()]

@@ -15,7 +15,19 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from outlast.messages import FromCoordinator, Join, Over, Refuse, Report, Start, State, Stop, Welcome
+from outlast.messages import (
+    Ack,
+    Charter,
+    FromCoordinator,
+    Join,
+    Over,
+    Refuse,
+    Report,
+    Start,
+    State,
+    Stop,
+    Welcome,
+)
 from outlast.wire import Wire
 
 ENTRYPOINT = "train.py"
@@ -28,7 +40,7 @@ _encoder = msgspec.msgpack.Encoder()
 class Agent:
     """One agent: it starts what it is told to start, and its workers end the moment that they are told to."""
 
-    __slots__ = ("clear", "due", "floor", "generation", "number", "seq", "shaken", "socket", "wire")
+    __slots__ = ("acked", "clear", "due", "floor", "generation", "known", "number", "seq", "shaken", "socket", "wire")
 
     def __init__(self, number: int, token: str) -> None:
         self.number = number
@@ -38,13 +50,22 @@ class Agent:
         self.shaken = False
         self.seq = self.floor = self.generation = 0
         self.clear = True
+        self.acked = 0
+        self.known = (0, 0, 0)
         self.due = 0.0  # when its next heartbeat is
 
     def report(self) -> Report:
         self.seq += 1
         state = State.IDLE if self.clear else State.RUNNING
         return Report(
-            seq=self.seq, floor=self.floor, generation=self.generation, state=state, clear=self.clear, store_port=29500
+            seq=self.seq,
+            floor=self.floor,
+            generation=self.generation,
+            state=state,
+            clear=self.clear,
+            store_port=29500,
+            acked=self.acked,
+            known=self.known,
         )
 
     def join(self, job: str, nnodes: tuple[int, int]) -> Join:
@@ -59,6 +80,8 @@ class Agent:
             entrypoint=ENTRYPOINT,
             nnodes=nnodes,
             report=self.report(),
+            connection=1,
+            port=29400,
         )
 
     def say(self, message: Report | Join) -> None:
@@ -163,7 +186,14 @@ class Crowd:
         return any(assigned)
 
     def _received(self, agent: Agent, message: FromCoordinator) -> bool:
+        if isinstance(message, Ack):
+            agent.acked = message.seq
+            return False
+        if isinstance(message, Charter):
+            agent.known = message.known
+            return False
         if isinstance(message, Start):
+            agent.acked, agent.known = message.ack, message.charter.known
             if message.assignment.generation <= agent.generation:
                 return False
             agent.generation = message.assignment.generation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.core.events import Rules
+from outlast.messages import Rules, Term
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -20,8 +20,13 @@ class Commission(msgspec.Struct, frozen=True):
     token: str
     listener: int  # the file descriptor of a socket that listens already
     shutdown_timeout: float
+    term: Term
+    run: str
     tls: Tls | None = None
     # The file that tells this user's other processes of the job. Removed when the coordinator ends, which may be
     # after the agent that left it there.
     record: str = ""
     log_level: str = "info"
+    journal: str = ""
+    recall: bool = False  # it takes the place of one that was killed, and whose journal that is
+    keep: bool = False  # the journal, when the job has ended

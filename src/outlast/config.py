@@ -97,6 +97,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     empty_timeout: Annotated[
         Seconds, _about("Seconds that a coordinator without a single node waits for one before it ends.")
     ] = 10.0
+    journal: Annotated[
+        str,
+        _about(
+            "File for the coordinator's journal, which is kept; without it, one in the temporary directory, "
+            "removed when the job has ended."
+        ),
+    ] = ""
+    tie_break: Annotated[
+        Literal["off", "survivor"],
+        _about(
+            "'survivor': of two nodes, one alone may go on when it cannot reach the other, whichever it is. "
+            "If only the network between them fails, both will."
+        ),
+    ] = "off"
     restart_grace: Annotated[
         Seconds,
         _about(

@@ -62,6 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]  # argv of every worker; "${local_rank}" in it is filled in per worker
     entrypoint: str  # the script, module or program, as messages name it
     endpoint: Endpoint
+    others: tuple[Endpoint, ...] = ()  # where the coordinator may be when the endpoint's host is lost
     host: bool | None = None  # whether this node hosts the coordinator; None: if the endpoint is its own
     node_rank: int | None = None  # as given by --node-rank; None: not given
     local_addr: str | None = None

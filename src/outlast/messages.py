@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 1  # agents and coordinators of different numbers refuse each other, with a clear line
+PROTOCOL = 2  # agents and coordinators of different numbers refuse each other, with a clear line
 
 
 # What comes off the wire is no larger than what makes sense.
@@ -20,6 +20,76 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job was asked to be. The same for its whole life, whoever coordinates it."""
+
+    job: str
+    entrypoint: str
+    min_nodes: int
+    max_nodes: int
+    node_unit: int = 1
+    max_restarts: int = 0
+    infra_ranks: bool = True
+    last_call: float = 3.0
+    pend_timeout: float = 600.0
+    empty_timeout: float = 10.0
+    node_timeout: float = 3.0
+    restart_grace: float = 0.05
+    tie_break: bool = False  # of two nodes, one alone may go on, whichever it is
+    alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
+
+
+class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """One life of a coordinator. The higher one is the newer; no two are equal.
+
+    >>> Term(2, "b") > Term(1, "c")
+    True
+    """
+
+    number: Count = 0
+    by: Name = ""  # the life of an agent that started it: of one `by`, no two live at the same time
+
+
+class Ballot(msgspec.Struct, frozen=True, array_like=True):
+    """A node's votes among the members of a generation: a coordinator needs more than half of the total."""
+
+    generation: Count
+    formed: Count  # the number of the term that it was formed in
+    affirmed: Count  # and of the last one that took it over
+    total: Count
+    votes: Count  # of the node that this is told to
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What makes one newer than another."""
+        return (self.affirmed, self.generation)
+
+
+class Successor(msgspec.Struct, frozen=True, array_like=True):
+    """A node that may host the coordinator when its host is lost, and where it would listen."""
+
+    node: Name
+    name: Name
+    addr: Address
+    port: Port
+    key: Name = ""
+
+
+class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
+    """What a node has to know so that the job outlives its coordinator."""
+
+    run: Name  # unique to one run of the job: what is left of an earlier one is no part of it
+    rules: Rules
+    ballots: Annotated[tuple[Ballot, ...], msgspec.Meta(max_length=2)] = ()  # the newest first
+    successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()
+    restarts: Count = 0  # that failures had cost when the newest generation was formed
+
+    @property
+    def known(self) -> tuple[int, int, int]:
+        """What a node repeats in its reports, so that the coordinator sees whether it has this one."""
+        return (*self.ballots[0].age, len(self.ballots)) if self.ballots else (0, 0, 0)
 
 
 class State(str, Enum):
@@ -81,6 +151,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     store_port: Port  # reserved here for the next generation's store
     leaving: Leaving = Leaving.NO
     failures: tuple[Failure, ...] = ()
+    acked: Count = 0  # the newest of its reports that an `Ack` has come for, from the coordinator that this goes to
+    known: tuple[Count, Count, Count] = (0, 0, 0)  # the charter that it has
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -97,6 +169,12 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     report: Report
     infra_rank: Count | None = None
     protocol: int = PROTOCOL
+    connection: Count = 0  # grows with every one that this life of the agent makes
+    key: Name = ""  # of its place: no two agents that live hold the same one
+    port: Port = 0  # where this node would host a coordinator; 0: it cannot
+    term: Term = Term()  # the newest that it has obeyed
+    charter: Charter | None = None
+    assignment: Assignment | None = None  # of the newest generation that was started here
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -122,16 +200,31 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     restart_grace: float
 
 
+class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
+    """A coordinator's first word, before anybody has joined it: who it is, and whether it may act."""
+
+    term: Term
+    acting: bool
+
+
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """Report `seq` was heard, and its sender is still part of the job: the lease is renewed."""
+    """Report `seq` was heard by the coordinator of this term.
+
+    Its receiver promises not to join another one for a while. `leased`: that coordinator may act, its sender is
+    still part of the job, and its workers' lease is renewed.
+    """
 
     seq: int
+    term: int
+    leased: bool = True
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """Start the workers of this generation. Also an `Ack` of the report that it answers."""
+    """Start the workers of this generation. Also a leased `Ack` of the report that it answers."""
 
     assignment: Assignment
+    term: int
+    charter: Charter
     ack: int = 0
 
 
@@ -139,6 +232,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Stop every worker up to this generation, and never start one of them again."""
 
     generation: int
+    term: int
     graceful: bool = False  # the workers get the whole shutdown time-out to end by themselves
 
 
@@ -149,6 +243,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     reason: str
     failures: tuple[Failure, ...] = ()  # the root first
     left: bool = False
+    term: int = 0
 
 
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
@@ -158,4 +253,4 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
 
 
 FromAgent = Join | Report | Ask
-FromCoordinator = Welcome | Ack | Start | Stop | Over | Refuse | Answer
+FromCoordinator = Standing | Welcome | Charter | Ack | Start | Stop | Over | Refuse | Answer

@@ -54,6 +54,11 @@ def leave(record: Record) -> Path:
     return path
 
 
+def journal_of(port: int) -> Path:
+    """Where the coordinator at this port of this machine keeps its journal, unless it is told otherwise."""
+    return _directory() / f"{_here()}-{port}.journal"
+
+
 def find(port: int) -> str | None:
     """The token of the job that listens on this port of this machine; None if this user has none there."""
     tokens = [record.token for record in records() if record.endpoint.port == port]

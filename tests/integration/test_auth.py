@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from jobs import WAITS, free_port, node, workers
-from outlast.messages import Ack, FromCoordinator, Join, Refuse, Report, State
+from outlast.messages import Ack, FromCoordinator, Join, Refuse, Report, Standing, State
 from outlast.wire import CODE, HEADER, MAGIC, MAX_FRAME, NONCE, Wire, WrongToken
 from processes import Process
 
@@ -129,6 +129,7 @@ def test_a_session_that_was_recorded_cannot_be_played_again(target: Job) -> None
     with knock(target[1]) as connection:
         insider = Insider(connection)
         insider.say(join("recorded", nnodes=(1, 2)))
+        assert isinstance(insider.hear(), Standing)
         assert isinstance(insider.hear(), Refuse)
     with knock(target[1]) as connection:
         connection.sendall(insider.sent)
@@ -142,7 +143,7 @@ Say = Callable[[Insider], None]
     ("say", "why"),
     [
         pytest.param(lambda i: i.say(report()), "reported before it joined", id="a report before a join"),
-        pytest.param(lambda i: i.say(Ack(1)), "", id="a message for agents"),
+        pytest.param(lambda i: i.say(Ack(1, 1)), "", id="a message for agents"),
         pytest.param(lambda i: i.say({"type": "join"}), "", id="a message of the wrong type"),
         pytest.param(lambda i: i.say(["join", 1, 2]), "", id="a join of the wrong types"),
         pytest.param(lambda i: i.say(["no such message"]), "", id="an unknown message"),

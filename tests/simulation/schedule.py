@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from outlast.core.events import Rules
+from outlast.messages import Rules
 
-FAULTS = ("crash", "power", "cut", "reset", "drain", "interrupt", "join")
+FAULTS = (
+    "crash", "power", "cut", "split", "flap", "reset", "drain", "interrupt", "join",
+    "kill", "kill", "amnesia", "pause agent", "pause coordinator",
+)  # fmt: skip
+HARMLESS_TO_TIES = ("crash", "power", "drain", "join", "kill", "amnesia")  # what is no partition, nor looks like one
 KILL_SHARE = 0.1  # of the node time-out: the longest that a SIGKILL takes to clear a node
+ORPHAN_SHARE = 0.08  # and the longest that workers outlive their agent
 CLOCK_DRIFT = 0.01
 
 
@@ -17,13 +22,16 @@ class Schedule:
     """Times are in virtual seconds; probabilities are per message, per group of workers, or per fault."""
 
     rules: Rules
+    kind: str  # "any", "tie" (of two nodes one may go on alone), or "kills" (of the coordinator, and nothing else)
     arrivals: list[float]  # of the first agents
+    endpoints: int  # how many of the first hosts every agent knows
     faults: list[tuple[float, str]]
     quiet: float  # from here on nothing goes wrong any more
     work: float  # how long all members must run together to finish; infinite: they never do
     spread: float  # how far apart they finish
     shutdown: float  # the whole time-out of a graceful stop
     backoff: float
+    revive: float  # the longest that an agent takes to start a coordinator
     latency: float
     slow: float  # the probability of a message that takes up to one and a half node time-outs
     reorder: bool
@@ -36,23 +44,31 @@ class Schedule:
 
 def draw(random: Random) -> Schedule:
     """The world of one seed."""
-    rules = _rules(random)
+    kind = random.choices(("any", "tie", "kills"), (8, 1, 1))[0]
+    if kind == "kills":
+        return _only_kills(random)
+    rules = _rules(random, tie=kind == "tie")
     timeout = rules.node_timeout
-    quiet = timeout * random.uniform(2, 12)
-    possible = [f for f in FAULTS if random.random() < 0.6 and (f != "interrupt" or random.random() < 0.15)]
+    quiet = timeout * random.uniform(2, 14)
+    faults = FAULTS if kind == "any" else HARMLESS_TO_TIES
+    possible = [f for f in faults if random.random() < 0.5 and (f != "interrupt" or random.random() < 0.15)]
     kinds = [random.choice(possible) for _ in range(random.randint(0, 9))] if possible else []
-    unruly = random.random() < 0.5  # else the network is TCP's: in order, once, sometimes late
+    unruly = kind == "any" and random.random() < 0.4  # else the network is TCP's: in order, once, sometimes late
+    few = kind == "tie" or random.random() < 0.3
     return Schedule(
         rules=rules,
-        arrivals=[random.uniform(0, 2) * timeout for _ in range(random.randint(1, 7))],
+        kind=kind,
+        arrivals=[random.uniform(0, 2) * timeout for _ in range(2 if few else random.randint(1, 7))],
+        endpoints=random.choice((1, 1, 3)),
         faults=sorted((random.uniform(0, quiet), kind) for kind in kinds),
         quiet=quiet,
-        work=float("inf") if random.random() < 0.5 else timeout * random.uniform(0.5, 8),
+        work=float("inf") if random.random() < 0.6 else timeout * random.uniform(0.5, 8),
         spread=timeout * random.choice((0.05, 0.5, 4)),
         shutdown=timeout * random.uniform(0.2, 4),
         backoff=timeout * random.uniform(0.02, 0.6),
-        latency=timeout * random.choice((0.001, 0.01, 0.1)),
-        slow=random.choice((0.0, 0.0, 0.02, 0.1)),
+        revive=timeout * random.choice((0.05, 0.3, 2)),
+        latency=timeout * random.choice((0.001, 0.01, 0.05)),
+        slow=random.choice((0.0, 0.0, 0.02, 0.1)) if kind == "any" else 0.0,
         reorder=unruly and random.random() < 0.7,
         loss=random.choice((0.0, 0.02, 0.1)) if unruly else 0.0,
         double=random.choice((0.0, 0.05, 0.2)) if unruly else 0.0,
@@ -62,11 +78,48 @@ def draw(random: Random) -> Schedule:
     )
 
 
-def _rules(random: Random) -> Rules:
-    unit = random.choice((1, 1, 2))
+def _only_kills(random: Random) -> Schedule:
+    """The coordinator is killed again and again, and comes back soon: the job does not notice."""
+    nodes = random.randint(2, 6)
+    timeout = random.choice((0.5, 1.0, 3.0))
+    rules = _rules(random, tie=False, timeout=timeout, nodes=(random.randint(1, nodes), nodes), unit=1)
+    begin = rules.last_call + 3 * timeout
+    quiet = begin + timeout * random.uniform(2, 10)
+    kills = [(random.uniform(begin, quiet), random.choice(("kill", "kill", "amnesia"))) for _ in range(8)]
+    return Schedule(
+        rules=rules,
+        kind="kills",
+        arrivals=[random.uniform(0, 0.1) * timeout for _ in range(nodes)],
+        endpoints=1,
+        faults=sorted(kills),
+        quiet=quiet,
+        work=float("inf") if random.random() < 0.6 else 6 * timeout + rules.last_call,
+        spread=timeout * random.choice((0.05, 0.5, 2)),
+        shutdown=timeout,
+        backoff=0.03 * timeout,
+        revive=0.1 * timeout,
+        latency=timeout * random.choice((0.001, 0.005)),
+        slow=0.0,
+        reorder=False,
+        loss=0.0,
+        double=0.0,
+        failing=0.0,
+        cascade=1.0,
+        comeback=0.0,
+    )
+
+
+def _rules(
+    random: Random, *, tie: bool, timeout: float = 0.0, nodes: tuple[int, int] | None = None, unit: int = 0
+) -> Rules:
+    unit = unit or random.choice((1, 1, 2))
     most = random.randint(unit, 6)
     least = random.randint(1, min(4, most // unit * unit))
-    timeout = random.choice((0.5, 1.0, 3.0))
+    timeout = timeout or random.choice((0.5, 1.0, 3.0))
+    if tie:
+        unit, least, most = 1, 1, 2
+    if nodes is not None:
+        least, most = nodes
     return Rules(
         job="job",
         entrypoint="train.py",
@@ -80,4 +133,5 @@ def _rules(random: Random) -> Rules:
         empty_timeout=timeout * random.uniform(0.5, 4),
         node_timeout=timeout,
         restart_grace=timeout * random.choice((0.0, 0.1, 0.6)),
+        tie_break=tie,
     )

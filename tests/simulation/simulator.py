@@ -1,13 +1,16 @@
-"""The real job and real nodes in a modelled world: virtual time, a faulty network, workers that come and go.
+"""Real jobs and real nodes in a modelled world: virtual time, faulty hosts and networks, workers that come and go.
 
-One seed is one schedule. The heap holds (time, number, what, arguments); every event runs one step of the real
-`Job`, `Liveness` or `Node`, as their shells would, and the witness looks at the whole after each. The world:
+One seed is one schedule. The heap holds (time, number, what, arguments); every event runs one step of a real `Job`,
+`Liveness` or `Node`, as their shells would, and the witness looks at the whole after each. The world:
 
+- Hosts, each with a clock of its own, an agent, its workers, a guard that ends them with their lease, and perhaps a
+  coordinator. A host without power says nothing. A coordinator outlives its agent, and is started again by it.
 - A connection carries messages late, and, where the schedule says so, reordered, doubled, or not at all. What is
   sent into a partition is lost, or comes when it heals. What comes on a connection that its receiver no longer
-  regards as the current one is dropped.
-- An agent that is killed takes its workers with it, and its connection closes; a host without power says nothing;
-  a connection that breaks is noticed by each side when it is.
+  regards as the current one is dropped. Partitions are between hosts, and may be one-way.
+- An agent that is killed takes its workers with it, and its connection closes; a connection that breaks is noticed
+  by each side when it is. Agents and coordinators may stand still for a while, with their sockets open.
+- A coordinator that is started again has what it last wrote down, or less of it, or only what its agent knows.
 - Workers are started with a delay, stop within their grace, fail by themselves, or because others of their
   generation are gone, and finish once all members have run together for long enough.
 """
@@ -21,27 +24,74 @@ from typing import Any
 
 import msgspec
 from invariants import Violation, Witness
-from schedule import CLOCK_DRIFT, KILL_SHARE, Schedule, draw
+from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 
 from outlast.core import node as agent
-from outlast.core.events import Command, Drop, Event, Joined, Lost, Note, Reported, Rules, Send, Tick
-from outlast.core.job import Job, Phase
+from outlast.core.authority import Memory
+from outlast.core.decisions import decisions
+from outlast.core.events import Drop, Event, Joined, Lost, Note, Remember, Reported, Send, Tick
+from outlast.core.job import FIRST_NODE, Job, Phase
 from outlast.core.liveness import Liveness
 from outlast.core.node import FIRST_PATIENCE, Node
 from outlast.core.roster import world_of
-from outlast.messages import Assignment, Failure, FromCoordinator, Join, Leaving, Over, Report, Start
+from outlast.messages import (
+    Ack,
+    Assignment,
+    Charter,
+    Failure,
+    FromCoordinator,
+    Join,
+    Leaving,
+    Over,
+    Report,
+    Rules,
+    Standing,
+    Start,
+    Term,
+)
 
-MOST_EVENTS = 100_000  # a schedule with more is a busy loop
+MOST_EVENTS = 200_000  # a schedule with more is a busy loop
 MOST_AGENTS = 9
+PORT = 29400
 FIN = None  # the last message of a connection in one direction
+RESET = "reset"  # the same, of a process that may live on
 NEVER = float("inf")
+
+_encode = msgspec.msgpack.encode
+_memory = msgspec.msgpack.Decoder(Memory)
+_began = msgspec.msgpack.Decoder(tuple[Rules, float, Term, str, Memory | None, Charter | None])
+_events = msgspec.msgpack.Decoder(list[tuple[Event, float, str]])
+
+
+class Host:
+    """A machine: its clock, and the processes on it."""
+
+    __slots__ = ("agent", "coordinator", "journal", "number", "offset", "rate")
+
+    def __init__(self, number: int, random: Random) -> None:
+        self.number = number
+        self.agent: Agent | None = None
+        self.coordinator: Coordinator | None = None
+        self.journal: list[bytes] = []  # what coordinators of the present agent wrote down
+        self.boot(random)
+
+    def boot(self, random: Random) -> None:
+        self.offset = random.uniform(0, 2000)
+        self.rate = random.uniform(1 - CLOCK_DRIFT, 1 + CLOCK_DRIFT)
+
+    def clock(self, t: float) -> float:
+        return self.offset + t * self.rate
+
+    def real(self, clock: float) -> float:
+        return (clock - self.offset) / self.rate
 
 
 class Connection:
-    __slots__ = ("agent", "broken", "down_last", "up_last")
+    __slots__ = ("agent", "broken", "coordinator", "down_last", "up_last")
 
-    def __init__(self, of: Agent) -> None:
+    def __init__(self, of: Agent, to: Coordinator) -> None:
         self.agent = of
+        self.coordinator = to
         self.broken = False
         self.up_last = self.down_last = 0.0  # when the latest message so far arrives
 
@@ -61,41 +111,73 @@ class Group:
 
 
 class Agent:
-    """One life of one agent, and its host as far as it matters."""
+    """One life of one agent."""
 
     __slots__ = (
-        "alive", "connection", "down_cut", "group", "held", "host", "id", "infra_rank", "node", "nproc", "offset",
-        "rate", "timer", "up_cut",
+        "alive", "backlog", "connection", "group", "host", "id", "infra_rank", "last", "lease", "node", "nproc",
+        "paused", "since", "timer",
     )  # fmt: skip
 
-    def __init__(self, number: int, host: int, random: Random, node: Node) -> None:
-        self.id = f"n{number}"
+    def __init__(self, host: Host, random: Random, node: Node, t: float) -> None:
+        self.id = node.me
         self.host = host
         self.node = node
         self.nproc = random.choice((1, 1, 2))
-        self.infra_rank = random.choice((None, random.randint(0, 3), host))
-        self.offset = random.uniform(-1000, 1000)
-        self.rate = random.uniform(1 - CLOCK_DRIFT, 1 + CLOCK_DRIFT)
+        self.infra_rank = random.choice((None, random.randint(0, 3), host.number))
         self.alive = True
+        self.paused = False
+        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.connection: Connection | None = None
+        self.last: Host | None = None  # where it last found a coordinator
+        self.since = t  # when one last answered
         self.group: Group | None = None
-        self.up_cut = self.down_cut = False
-        self.held: list[tuple[bool, Connection, Any]] = []
+        self.lease = NEVER  # on the clock of its host: what its guard knows
         self.timer = NEVER
 
     def join(self, rules: Rules, report: Report) -> Join:
+        node = self.node
         return Join(
             node=self.id,
-            name=f"host{self.host}",
+            name=f"host{self.host.number}",
             nproc=self.nproc,
             role="default",
-            addr=f"host{self.host}",
+            addr=f"host{self.host.number}",
             job=rules.job,
             entrypoint=rules.entrypoint,
             nnodes=(rules.min_nodes, rules.max_nodes),
             report=report,
             infra_rank=self.infra_rank,
+            connection=node.connection,
+            key=f"host{self.host.number}",
+            port=PORT,
+            term=node.term,
+            charter=node.charter,
+            assignment=node.assignment,
         )
+
+
+class Coordinator:
+    """One life of one coordinator."""
+
+    __slots__ = (
+        "alive", "backlog", "began", "by", "connections", "ending", "host", "job", "journal", "liveness", "paused",
+        "term", "timer",
+    )  # fmt: skip
+
+    def __init__(self, host: Host, by: Agent, job: Job, began: bytes) -> None:
+        self.host = host
+        self.by = by
+        self.job = job
+        self.began = began  # all that its job was made with
+        self.liveness = Liveness(job.rules.node_timeout)
+        self.connections: dict[str, Connection] = {}  # those that it regards as current
+        self.alive = True
+        self.paused = False
+        self.ending = False
+        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.timer = NEVER
+        self.term = job.term
+        self.journal: list[tuple[Event, float, str, list[str]]] = []
 
 
 class Simulation:
@@ -108,19 +190,20 @@ class Simulation:
         self.t = 0.0
         self.events = 0
         self.story: list[str] | None = [] if trace else None
-        self.job = job(rules, 0.0)
-        self.journal: list[tuple[Event, float, list[Command]]] = []
+        self.lives: list[Coordinator] = []
+        self.endings: list[Over] = []
+        self.generations = 0
+        self._job = job
         self._node = node
-        self._liveness = Liveness(rules.node_timeout)
-        self._witness = Witness(rules, self.job)
+        self._witness = Witness(rules)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._pushed = 0
-        self._timer = NEVER
-        self._connections: dict[str, Connection] = {}  # those that the coordinator regards as current
         self._agents: dict[str, Agent] = {}  # the living
+        self._hosts: list[Host] = []
+        self._cuts: dict[tuple[int, int], int] = {}  # from one host to another: how many faults cut it
+        self._held: dict[tuple[int, int], list[tuple[bool, Connection, Any]]] = {}
         self._infra: dict[str, int | None] = {}
         self._born = 0
-        self._hosts = 0
         self._port = 1000
         self._groups: list[Group] = []  # of the newest generation that was started
         self._newest = 0
@@ -129,6 +212,8 @@ class Simulation:
         self._work = self.schedule.work
         self._chaos = True
         self._settled = False
+        self._struck = False
+        self._quiet_since = NEVER
 
     def run(self) -> None:
         schedule, heap = self.schedule, self._heap
@@ -137,7 +222,6 @@ class Simulation:
         for at, kind in schedule.faults:
             self._after(at, self._fault, kind)
         self._after(schedule.quiet, self._calm)
-        self._arm()
         while heap and not self._settled:
             self.t, _, step, arguments = heappop(heap)
             self.events += 1
@@ -147,16 +231,17 @@ class Simulation:
         if not self._settled:
             self._look(NEVER)
 
-    def replay(self, fresh: Job) -> None:
-        """The journal, written and read again, gives the same commands."""
-        encode = msgspec.msgpack.encode
-        events = msgspec.msgpack.Decoder(list[tuple[Event, float]]).decode(
-            encode([(e, at) for e, at, _ in self.journal])
-        )
-        for (event, at), (_, _, commands) in zip(events, self.journal, strict=True):
-            again = fresh.handle(event, at)
-            if encode(again) != encode(commands):
-                raise Violation("replay gives the same decisions", f"{event}: {again}, not {commands}")
+    def replay(self) -> None:
+        """The journal of every life of a coordinator, written and read again, gives the same decisions."""
+        for life in self.lives:
+            rules, at, term, run, memory, charter = _began.decode(life.began)
+            fresh = self._job(rules, at, term=term, run=run, memory=memory, charter=charter)
+            events = _events.decode(_encode([entry[:3] for entry in life.journal]))
+            for (event, at, answers), (_, _, _, made) in zip(events, life.journal, strict=True):
+                fresh.foretell(answers)
+                again = decisions(fresh.handle(event, at))
+                if again != made:
+                    raise Violation("replay gives the same decisions", f"{term} {event}: {again}, not {made}")
 
     # -- time
 
@@ -170,90 +255,235 @@ class Simulation:
 
     # -- the coordinator's shell
 
-    def _feed(self, event: Event, now: float | None = None) -> None:
-        at = self.t if now is None else now
-        job = self.job
+    def _coordinate(
+        self, host: Host, by: Agent, rules: Rules, term: Term, run: str, memory: Memory | None, charter: Charter | None
+    ) -> None:
+        now = host.clock(self.t)
+        began = _encode((rules, now, term, run, memory, charter))
+        job = self._job(rules, now, term=term, run=run, memory=memory, charter=charter)
+        c = Coordinator(host, by, job, began)
+        host.coordinator = c
+        self.lives.append(c)
+        self._tell(f"host{host.number} COORDINATES, {term}, {memory}, {charter}")
+        for number in self._witness.generations:
+            self._witness.excuse(number, blurred=True)
+        self._check_over(c)
+        self._arm(c)
+
+    def _feed(self, c: Coordinator, event: Event, now: float | None = None) -> None:
+        at = c.host.clock(self.t) if now is None else now
+        job = c.job
         if self.story is not None and not isinstance(event, Tick):
-            self._tell(f"job  <- {event}")
+            self._tell(f"job{job.term.number},{job.term.by} <- {event}")
+        base = job.generation
         commands = job.handle(event, at)
-        self.journal.append((event, at, commands))
-        self._witness.decided(len(self._connections), self._infra)
+        if not job.idle:
+            c.journal.append((event, at, job.answers, decisions(commands)))
+        if job.term != c.term:
+            self._tell(f"job{c.term.number},{c.term.by} becomes {job.term.number}, {job.phase.value}")
+            c.term = job.term
+            self._witness.excuse(job.generation, blurred=True)
+        self._witness.decided(job)
+        starts = [m for m in commands if isinstance(m, Send) and isinstance(m.message, Start)]
+        if starts and job.generation != base and job.generation not in self._witness.generations:
+            self.generations += 1
+            if self._struck and self.schedule.kind == "kills":
+                raise Violation("a killed coordinator restarts nobody", f"generation {job.generation} is formed")
+            self._witness.formed(job, base, len(c.connections), self._infra)
+        elif starts and job.generation != base:
+            raise Violation("one roster per generation", f"{job.generation} is formed twice")
+        if any(isinstance(m, Send) and isinstance(m.message, Ack) and m.message.leased for m in commands) or starts:
+            self._check_acting()
         for command in commands:
             if isinstance(command, Send):
                 message = command.message
                 if isinstance(message, Start):
-                    self._witness.start_sent(command.node, message)
-                connection = self._connections.get(command.node)
+                    self._witness.start_sent(job, command.node, message)
+                connection = c.connections.get(command.node)
                 if connection is not None:
                     self._send_down(connection, message)
             elif isinstance(command, Note):
-                self._tell(f"job  == {command.text}")
+                self._tell(f"job{job.term.number},{job.term.by} == {command.text}")
+            elif isinstance(command, Remember):
+                c.host.journal.append(_encode(command.memory))
             else:
                 assert isinstance(command, Drop)
-                connection = self._forget(command.node)
+                connection = self._forget(c, command.node)
                 if connection is not None:
                     self._send_down(connection, FIN)
-        self._arm()
+        self._check_over(c)
+        self._arm(c)
 
-    def _arm(self) -> None:
-        due = min(self.job.deadline() or NEVER, self._liveness.deadline() or NEVER)
-        if due < self._timer:
-            self._timer = max(due, self.t)
-            self._after(self._timer - self.t, self._coordinator_tick, self._timer)
+    def _check_acting(self) -> None:
+        terms = []
+        for host in self._hosts:
+            c = host.coordinator
+            if c is not None and c.job.generation and c.job.standing(host.clock(self.t)).acting:
+                terms.append(f"{c.job.term} of host{host.number} ({c.job.phase.value})")
+        self._witness.acting(terms)
 
-    def _coordinator_tick(self, armed: float) -> None:
-        if armed != self._timer:
+    def _check_over(self, c: Coordinator) -> None:
+        if c.job.phase is Phase.OVER and not c.ending:
+            c.ending = True
+            assert c.job.outcome is not None
+            self._tell(f"job{c.term.number},{c.term.by} is over: {c.job.outcome.reason}")
+            self.endings.append(c.job.outcome)
+            if self.schedule.kind == "kills" and not c.job.outcome.success:
+                raise Violation("a killed coordinator restarts nobody", c.job.outcome.reason)
+            self._check_quorum(c)
+            self._after(self.schedule.shutdown + 2 * self.rules.node_timeout, self._end_coordinator, c)
+        if c.ending and not c.connections:
+            self._after(0.0, self._end_coordinator, c)
+
+    def _check_quorum(self, c: Coordinator) -> None:
+        """No coordinator gives up for want of a quorum that has had all the time to come."""
+        assert c.job.outcome is not None
+        waited = self.t - self._quiet_since
+        if (
+            "are here, for" not in c.job.outcome.reason
+            or waited < self.rules.pend_timeout + 8 * self.rules.node_timeout
+        ):
             return
-        self._timer = NEVER
-        now = max(armed, self.t)
-        for name in self._liveness.silent(now):
-            connection = self._forget(name)
-            assert connection is not None
+        if not all("are here, for" in over.reason or "no node is left" in over.reason for over in self.endings):
+            return  # for others the job has ended, and not all have heard it
+        others = [h.coordinator for h in self._hosts if h.coordinator is not None and h.coordinator is not c]
+        if any(o.job.standing(o.host.clock(self.t)).acting for o in others):
+            return
+        found = c.host.number <= self.schedule.endpoints  # else only those find it that were told where it may be
+        agents = [a for a in self._agents.values() if found or a.node.charter is not None]
+        living = [a.id for a in agents if a.node.leaving is Leaving.NO]
+        if all(e.is_quorum(living) for e in c.job._authority.electorates):
+            raise Violation("a quorum goes on", c.job.outcome.reason)
+
+    def _end_coordinator(self, c: Coordinator) -> None:
+        """It ends by itself."""
+        if not c.alive:
+            return
+        self._tell(f"the coordinator of host{c.host.number} ends")
+        self._kill_coordinator(c)
+        if c.by.alive and c.by.node.hosting:
+            self._to_node(c.by, agent.NotHosted())
+
+    def _kill_coordinator(self, c: Coordinator) -> None:
+        c.alive = False
+        c.host.coordinator = None
+        for connection in c.connections.values():
             self._send_down(connection, FIN)
-            self._lost(name, "silence", None)
-        deadline = self.job.deadline()
+
+    def _revive(self, one: Agent, amnesia: bool) -> None:
+        """An agent starts its coordinator again."""
+        if not one.alive or not one.node.hosting or one.host.coordinator is not None:
+            return
+        if one.paused:
+            one.backlog.append((self._revive, (one, amnesia)))
+            return
+        written = one.host.journal
+        # What is lost before the agent itself has heard of a generation cannot be made up for.
+        amnesia = amnesia and one.node.charter is not None
+        if amnesia and written and self.random.random() < 0.5:
+            del written[self.random.randrange(len(written)) :]
+        elif amnesia:
+            written.clear()
+        memory = _memory.decode(written[-1]) if written else None
+        term = one.node.next_term()
+        if memory is not None and memory.term >= term.number:
+            term = Term(memory.term + 1, term.by)
+        charter = one.node.charter
+        run = charter.run if charter is not None else "run"
+        self._coordinate(one.host, one, self.rules, term, run, memory, charter)
+
+    def _host(self, one: Agent, term: Term) -> None:
+        host, charter = one.host, one.node.charter
+        assert charter is not None
+        if host.coordinator is not None:
+            self._to_node(one, agent.NotHosted())
+            return
+        host.journal = []
+        self._coordinate(host, one, charter.rules, term, charter.run, None, charter)
+
+    def _retire(self, one: Agent) -> None:
+        c = one.host.coordinator
+        if c is not None and c.by is one:
+            self._tell(f"{one.id} retires its coordinator")
+            self._kill_coordinator(c)
+
+    def _arm(self, c: Coordinator) -> None:
+        if not c.alive or c.paused:
+            return
+        due = min(c.job.deadline() or NEVER, c.liveness.deadline() or NEVER)
+        if due < c.timer:
+            now = c.host.clock(self.t)
+            c.timer = max(due, now)
+            self._after(max(c.host.real(c.timer) - self.t, 0.0), self._coordinator_tick, c, c.timer)
+
+    def _coordinator_tick(self, c: Coordinator, armed: float) -> None:
+        if not c.alive or c.paused or armed != c.timer:
+            return
+        c.timer = NEVER
+        now = max(armed, c.host.clock(self.t))
+        for name in c.liveness.silent(now):
+            connection = self._forget(c, name)
+            assert connection is not None
+            self._send_down(connection, RESET)
+            self._lost(c, Lost(name, "silence"), now)
+        deadline = c.job.deadline()
         if deadline is not None and deadline <= now:
-            self._feed(Tick(), now)
-            after = self.job.deadline()
+            self._feed(c, Tick(), now)
+            after = c.job.deadline()
             if after is not None and after <= now:
-                raise Violation("no busy loop", f"the job's deadline stays at {after} in phase {self.job.phase.value}")
-        self._arm()
+                raise Violation("no busy loop", f"the job's deadline stays at {after} in phase {c.job.phase.value}")
+        self._arm(c)
 
-    def _lost(self, name: str, why: str, until: float | None) -> None:
-        self._witness.excused = self._witness.lost = True
-        self._feed(Lost(name, why, until))
+    def _lost(self, c: Coordinator, event: Lost, now: float | None = None) -> None:
+        self._witness.excuse(c.job.generation, lost=True)
+        self._feed(c, event, now)
 
-    def _forget(self, name: str) -> Connection | None:
-        self._liveness.forget(name)
-        return self._connections.pop(name, None)
+    def _forget(self, c: Coordinator, name: str) -> Connection | None:
+        c.liveness.forget(name)
+        return c.connections.pop(name, None)
 
-    def _at_coordinator(self, connection: Connection, message: Report | Join | None) -> None:
+    def _at_coordinator(self, connection: Connection, message: Report | Join | str | None) -> None:
+        c = connection.coordinator
         if connection.broken:
             return
+        if not c.alive:
+            self._send_down(connection, RESET)
+            return
+        if c.paused:
+            c.backlog.append((self._at_coordinator, (connection, message)))
+            return
         name = connection.agent.id
-        current = self._connections.get(name)
+        current = c.connections.get(name)
+        now = c.host.clock(self.t)
         if isinstance(message, Join):
             if current is not None:
-                self._send_down(current, FIN)
-            self._connections[name] = connection
-            self._liveness.heard(name, self.t)
-            self._witness.excused = True
-            self._feed(Joined(message))
+                self._send_down(current, RESET)
+            c.connections[name] = connection
+            c.liveness.heard(name, now)
+            self._witness.excuse(c.job.generation)
+            self._feed(c, Joined(message))
         elif current is not connection:
-            self._send_down(connection, FIN)
+            self._send_down(connection, RESET)
         elif message is FIN:
-            self._forget(name)
-            self._lost(name, "closed", None)
+            self._forget(c, name)
+            self._lost(c, Lost(name, "closed", now + 1.1 * ORPHAN_SHARE * self.rules.node_timeout, ended=True))
+        elif message == RESET:
+            self._coordinator_notices(connection)
         else:
-            self._liveness.heard(name, self.t)
-            self._feed(Reported(name, message))
+            assert isinstance(message, Report)
+            c.liveness.heard(name, now)
+            self._feed(c, Reported(name, message))
 
     def _coordinator_notices(self, connection: Connection) -> None:
-        name = connection.agent.id
-        if self._connections.get(name) is connection:
-            until = self._liveness.heard_at(name, self.t) + self.rules.node_timeout
-            self._forget(name)
-            self._lost(name, "reset", until)
+        c, name = connection.coordinator, connection.agent.id
+        if not c.alive:
+            return
+        if c.paused:
+            c.backlog.append((self._coordinator_notices, (connection,)))
+        elif c.connections.get(name) is connection:
+            until = c.liveness.heard_at(name, c.host.clock(self.t)) + self.rules.node_timeout
+            self._forget(c, name)
+            self._lost(c, Lost(name, "reset", until))
 
     # -- the network
 
@@ -263,31 +493,37 @@ class Simulation:
             return random.random() * 1.5 * self.rules.node_timeout
         return schedule.latency * (0.2 + random.random())
 
-    def _send_up(self, connection: Connection, message: Report | Join | None) -> None:
-        if connection.agent.up_cut:
-            if self.random.random() < 0.6:
-                connection.agent.held.append((True, connection, message))
-        elif message is FIN or not self._is_lost():
-            at = self.t + self._delay()
-            if message is FIN or not (self._chaos and self.schedule.reorder):
-                at = max(at, connection.up_last)
-            connection.up_last = max(at, connection.up_last)
-            self._after(at - self.t, self._at_coordinator, connection, message)
-            if self._is_doubled() and message is not FIN and not isinstance(message, Join):
-                self._after(at - self.t + self._delay(), self._at_coordinator, connection, message)
+    def _is_cut(self, source: Host, target: Host) -> bool:
+        return (source.number, target.number) in self._cuts
 
-    def _send_down(self, connection: Connection, message: FromCoordinator | None) -> None:
-        if connection.agent.down_cut:
+    def _send_up(self, connection: Connection, message: Report | Join | str | None) -> None:
+        source, target = connection.agent.host, connection.coordinator.host
+        self._send(True, connection, message, source, target)
+
+    def _send_down(self, connection: Connection, message: FromCoordinator | str | None) -> None:
+        source, target = connection.coordinator.host, connection.agent.host
+        self._send(False, connection, message, source, target)
+
+    def _send(self, up: bool, connection: Connection, message: Any, source: Host, target: Host) -> None:
+        if self._is_cut(source, target):
             if self.random.random() < 0.6:
-                connection.agent.held.append((False, connection, message))
-        elif message is FIN or not self._is_lost():
-            at = self.t + self._delay()
-            if message is FIN or not (self._chaos and self.schedule.reorder):
-                at = max(at, connection.down_last)
-            connection.down_last = max(at, connection.down_last)
-            self._after(at - self.t, self._at_agent, connection, message)
-            if self._is_doubled() and message is not FIN:
-                self._after(at - self.t + self._delay(), self._at_agent, connection, message)
+                self._held.setdefault((source.number, target.number), []).append((up, connection, message))
+            return
+        last = message is FIN or message == RESET
+        if not last and self._is_lost():
+            return
+        at = self.t + self._delay()
+        before = connection.up_last if up else connection.down_last
+        if last or not (self._chaos and self.schedule.reorder):
+            at = max(at, before)
+        if up:
+            connection.up_last = max(at, before)
+        else:
+            connection.down_last = max(at, before)
+        arrive = self._at_coordinator if up else self._at_agent
+        self._after(at - self.t, arrive, connection, message)
+        if self._is_doubled() and not last and not isinstance(message, Join):
+            self._after(at - self.t + self._delay(), arrive, connection, message)
 
     def _is_lost(self) -> bool:
         return self._chaos and self.schedule.loss > 0 and self.random.random() < self.schedule.loss
@@ -295,55 +531,132 @@ class Simulation:
     def _is_doubled(self) -> bool:
         return self._chaos and self.schedule.double > 0 and self.random.random() < self.schedule.double
 
-    def _heal(self, one: Agent) -> None:
-        one.up_cut = one.down_cut = False
-        held, one.held = one.held, []
-        self._tell(f"{one.id} heals")
-        # Each connection's retransmission has its own back-off.
-        waits: dict[Connection, float] = {}
-        for up, connection, message in held:
-            wait = waits.setdefault(connection, self.random.random() * self.rules.node_timeout)
-            self._after(wait, self._send_up if up else self._send_down, connection, message)
+    def _cut(self, pairs: list[tuple[int, int]], seconds: float) -> None:
+        if not self._chaos:
+            return
+        self._tell(f"cut for {seconds:.2f} s: {pairs}")
+        for pair in pairs:
+            self._cuts[pair] = self._cuts.get(pair, 0) + 1
+        self._after(seconds, self._heal, pairs)
+
+    def _heal(self, pairs: list[tuple[int, int]]) -> None:
+        self._tell(f"heals: {pairs}")
+        for pair in pairs:
+            left = self._cuts.pop(pair, 1) - 1
+            if left:
+                self._cuts[pair] = left
+                continue
+            # Each connection's retransmission has its own back-off.
+            waits: dict[Connection, float] = {}
+            for up, connection, message in self._held.pop(pair, ()):
+                wait = waits.setdefault(connection, self.random.random() * self.rules.node_timeout)
+                self._after(wait, self._send_up if up else self._send_down, connection, message)
 
     # -- the agent's shell
 
-    def _arrive(self, host: int | None) -> None:
-        if len(self._agents) >= MOST_AGENTS:
+    def _arrive(self, host: Host | None) -> None:
+        if len(self._agents) >= MOST_AGENTS or (host is not None and host.agent is not None):
             return
         if host is None:
-            self._hosts += 1
-            host = self._hosts
+            host = Host(len(self._hosts) + 1, self.random)
+            self._hosts.append(host)
         self._born += 1
-        one = Agent(self._born, host, self.random, self._node(self._next_port()))
+        node = self._node(f"n{self._born}", self._next_port())
+        one = host.agent = Agent(host, self.random, node, self.t)
         self._agents[one.id] = one
         self._infra[one.id] = one.infra_rank
-        self._tell(f"{one.id} arrives on host{host}, {one.nproc} workers, infra rank {one.infra_rank}")
-        self._connect(one)
+        self._tell(f"{one.id} arrives on host{host.number}, {one.nproc} workers, infra rank {one.infra_rank}")
+        host.journal = []
+        if self._born == 1:
+            node.hosting = True
+            self._coordinate(host, one, self.rules, node.next_term(), "run", None, None)
+        self._dial(one)
 
     def _next_port(self) -> int:
         self._port += 1
         return self._port
 
-    def _connect(self, one: Agent) -> None:
+    def _dial(self, one: Agent) -> None:
         if not one.alive or one.connection is not None:
             return
-        if one.up_cut or one.down_cut:
-            self._after(self._backoff() + self.schedule.backoff, self._connect, one)
-        else:
-            self._after(self._delay() + self._delay(), self._connected, one)
+        if one.paused:
+            one.backlog.append((self._dial, (one,)))
+            return
+        timeout = self.rules.node_timeout
+        if self.t - one.since > 3 * self.rules.pend_timeout + 20 * timeout:
+            self._tell(f"{one.id} reaches nobody, and gives up")
+            self._check_reach(one)
+            self._end_agent(one, fin=True)
+            return
+        known = set(range(1, self.schedule.endpoints + 1))
+        if one.last is not None:
+            known.add(one.last.number)
+        if one.node.charter is not None:
+            known |= {int(s.addr[4:]) for s in one.node.charter.successors}
+        answers: list[tuple[Coordinator, Standing]] = []
+        longest = 0.0
+        for number in sorted(known):
+            if number > len(self._hosts):
+                continue
+            host = self._hosts[number - 1]
+            if self._is_cut(one.host, host) or self._is_cut(host, one.host) or host.coordinator is None:
+                continue
+            there, back = self._delay() + self._delay(), self._delay()
+            if there + back < timeout:
+                longest = max(longest, there + back)
+                self._after(there, self._introduce, host, answers)
+        self._after(longest, self._pick, one, answers)
 
-    def _connected(self, one: Agent) -> None:
+    def _check_reach(self, one: Agent) -> None:
+        """Nobody gives up looking for a coordinator while those who could make one are there, and could for long."""
+        charter = one.node.charter
+        if charter is None or self.t - self._quiet_since < self.rules.pend_timeout + 8 * self.rules.node_timeout:
+            return
+        if not all("are here, for" in over.reason or "no node is left" in over.reason for over in self.endings):
+            return
+        there = [a.node.charter for a in self._agents.values() if a.node.leaving is Leaving.NO]
+        votes = [
+            sum(b.votes for c in there if c is not None for b in c.ballots if b.generation == ballot.generation)
+            for ballot in charter.ballots
+        ]
+        if all(2 * some > ballot.total for some, ballot in zip(votes, charter.ballots, strict=True)):
+            raise Violation("a quorum goes on", f"{one.id} gives up, of {charter.ballots}")
+
+    def _introduce(self, host: Host, answers: list[tuple[Coordinator, Standing]]) -> None:
+        c = host.coordinator
+        if c is not None and not c.paused:
+            answers.append((c, c.job.standing(host.clock(self.t))))
+
+    def _pick(self, one: Agent, answers: list[tuple[Coordinator, Standing]]) -> None:
         if not one.alive or one.connection is not None:
             return
-        one.connection = Connection(one)
-        self._to_node(one, agent.Connected())
+        if one.paused:
+            one.backlog.append((self._pick, (one, answers)))
+            return
+        chosen = one.node.choose([standing for _, standing in answers], one.host.clock(self.t))
+        if chosen is None:
+            self._after(self._backoff() + self.schedule.backoff, self._dial, one)
+            return
+        c, standing = answers[chosen]
+        one.connection, one.last = Connection(one, c), c.host
+        self._tell(f"{one.id} connects to {standing} of host{c.host.number}")
+        self._to_node(one, agent.Connected(standing))
 
     def _backoff(self) -> float:
         return self.random.random() * self.schedule.backoff
 
     def _to_node(self, one: Agent, event: agent.Event, now: float | None = None) -> None:
-        at = one.offset + self.t * one.rate if now is None else now
+        if one.paused:
+            one.backlog.append((self._to_node, (one, event)))
+            return
+        if not one.alive:
+            return
+        at = one.host.clock(self.t) if now is None else now
+        if at >= one.lease and one.group is not None:
+            self._witness.excuse(one.group.place.generation, lost=True)  # it has been cut off, or is now
         hang_up = False
+        if isinstance(event, agent.Received) and isinstance(event.message, Ack | Start):
+            one.since = self.t
         for command in one.node.handle(event, at):
             if isinstance(command, agent.Tell):
                 connection = one.connection
@@ -353,11 +666,15 @@ class Simulation:
             elif isinstance(command, agent.StartWorkers):
                 self._start_workers(one, command.assignment)
             elif isinstance(command, agent.StopWorkers):
-                if isinstance(event, agent.Tick):
-                    self._witness.excused = True  # its lease has run out
                 self._stop_workers(one, command.generation, command.grace)
+            elif isinstance(command, agent.Lease):
+                one.lease = command.until
             elif isinstance(command, agent.Hangup):
                 hang_up = True
+            elif isinstance(command, agent.Host):
+                self._after(self.random.random() * self.schedule.revive, self._host, one, command.term)
+            elif isinstance(command, agent.Retire):
+                self._retire(one)
             else:
                 self._tell(f"{one.id} exits: {command.over.reason}")
                 if one.group is not None and one.group.alive:
@@ -367,7 +684,7 @@ class Simulation:
         if hang_up:
             self._tell(f"{one.id} hangs up")
             assert one.connection is not None
-            self._send_up(one.connection, FIN)
+            self._send_up(one.connection, RESET)
             self._agent_notices(one.connection)
         else:
             self._arm_agent(one)
@@ -375,7 +692,7 @@ class Simulation:
     def _arm_agent(self, one: Agent) -> None:
         deadline = one.node.deadline()
         if deadline is not None:
-            due = max((deadline - one.offset) / one.rate, self.t)
+            due = max(one.host.real(deadline), self.t)
             if due < one.timer:
                 one.timer = due
                 self._after(due - self.t, self._agent_tick, one, due)
@@ -383,23 +700,30 @@ class Simulation:
     def _agent_tick(self, one: Agent, armed: float) -> None:
         if not one.alive or armed != one.timer:
             return
+        if one.paused:
+            one.backlog.append((self._agent_tick, (one, armed)))
+            return
         one.timer = NEVER
         deadline = one.node.deadline()
         if deadline is None:
             return
-        if (deadline - one.offset) / one.rate <= self.t:
-            now = max(deadline, one.offset + self.t * one.rate)
+        if one.host.real(deadline) <= self.t:
+            now = max(deadline, one.host.clock(self.t))
+            before = one.connection
             self._to_node(one, agent.Tick(), now)
             after = one.node.deadline()
-            if one.alive and after is not None and after <= now:
+            if one.alive and one.connection is before and after is not None and after <= now:
                 raise Violation("no busy loop", f"the deadline of {one.id} stays at {after}")
         self._arm_agent(one)
 
-    def _at_agent(self, connection: Connection, message: FromCoordinator | None) -> None:
+    def _at_agent(self, connection: Connection, message: FromCoordinator | str | None) -> None:
         one = connection.agent
         if not one.alive or one.connection is not connection or connection.broken:
             return
-        if message is FIN:
+        if one.paused:
+            one.backlog.append((self._at_agent, (connection, message)))
+            return
+        if message is FIN or isinstance(message, str):
             self._agent_notices(connection)
             return
         if self.story is not None and not isinstance(message, Over):
@@ -407,27 +731,39 @@ class Simulation:
         self._to_node(one, agent.Received(message))
         if isinstance(message, Over):
             self._tell(f"{one.id:4} <- over: {message.reason}")
-            self._witness.node_heard_over(one.id)
+            if not one.alive or one.node._over is not None:
+                self._witness.node_heard_over(one.id)
 
     def _agent_notices(self, connection: Connection) -> None:
         one = connection.agent
-        if one.alive and one.connection is connection:
+        if one.paused:
+            one.backlog.append((self._agent_notices, (connection,)))
+        elif one.alive and one.connection is connection:
             one.connection = None
             self._tell(f"{one.id:4} disconnected")
             self._to_node(one, agent.Disconnected())
-            self._after(self._backoff(), self._connect, one)
+            self._after(self._backoff(), self._dial, one)
 
     def _end_agent(self, one: Agent, *, fin: bool) -> None:
         one.alive = False
         del self._agents[one.id]
-        if one.group is not None and one.group.alive:
-            self._gone(one.group)
+        one.host.agent = None
+        group = one.group
+        if group is not None and group.alive:
+            if fin:
+                self._after(self.random.random() * ORPHAN_SHARE * self.rules.node_timeout, self._orphaned, group)
+            else:
+                self._gone(group)
         if fin and one.connection is not None:
             self._send_up(one.connection, FIN)
         if self._chaos and self.random.random() < self.schedule.comeback:
             delay = self.random.random() * 4 * self.rules.node_timeout
             if self.t + delay < self.schedule.quiet:
                 self._after(delay, self._arrive, one.host)
+
+    def _orphaned(self, group: Group) -> None:
+        if group.alive:
+            self._gone(group)
 
     # -- workers
 
@@ -465,32 +801,34 @@ class Simulation:
         if not group.alive:
             return
         one, generation = group.agent, group.place.generation
+        if group.stop_at == NEVER and one.alive:
+            self._tell(f"{one.id} finished generation {generation}")
+            self._witness.generations[generation].succeeded.add(one.id)
+        self._gone(group, whole=True)
         while group.processes:
             group.processes -= 1
             self._to_node(one, agent.Exited(generation))
-        if group.stop_at == NEVER:
-            self._tell(f"{one.id} finished generation {generation}")
-            if generation == self._witness.generation:
-                self._witness.succeeded.add(one.id)
-        self._gone(group, whole=True)
         self._to_node(one, agent.Cleared(generation))
 
     def _fail(self, group: Group, by_itself: bool) -> None:
         if not group.alive or not group.processes or (by_itself and not self._chaos):
             return
         one, place = group.agent, group.place
-        if group.stop_at == NEVER and by_itself and place.generation == self._witness.generation:
-            self._witness.failed_by_itself = True
+        if group.stop_at == NEVER and by_itself:
+            self._witness.generations[place.generation].failed_by_itself = True
         group.processes -= 1
         self._tell(f"{one.id} worker of {place.generation} fails{'' if by_itself else ', a victim of others'}")
-        self._break()
+        self._break(place.generation)
         rank = place.first_rank + group.processes
-        self._to_node(one, agent.Exited(place.generation, self._failure(one, rank, group.processes, 1)))
         if not group.processes:
+            self._gone(group)
+        self._to_node(one, agent.Exited(place.generation, self._failure(one, rank, group.processes, 1)))
+        if not group.alive:
             self._cleared(group)
 
     def _failure(self, one: Agent, rank: int, local_rank: int, code: int) -> Failure:
-        return Failure(f"host{one.host}", f"host{one.host}", rank, local_rank, self._next_port(), code, self.t, "")
+        name = f"host{one.host.number}"
+        return Failure(name, name, rank, local_rank, self._next_port(), code, self.t, "")
 
     def _stop_workers(self, one: Agent, generation: int, grace: float | None) -> None:
         group = one.group
@@ -498,39 +836,57 @@ class Simulation:
             return
         allowed = self.schedule.shutdown if grace is None else grace
         needed = self.random.random() * 1.2 * self.schedule.shutdown
-        at = self.t + min(needed, allowed)
-        if needed >= allowed:
-            at += self.random.random() * KILL_SHARE * self.rules.node_timeout
         self._tell(f"{one.id} stops generation {generation} with grace {grace}")
+        self._stop_group(group, min(needed, allowed), killed=needed >= allowed)
+
+    def _stop_group(self, group: Group, seconds: float, *, killed: bool) -> None:
+        at = self.t + seconds
+        if killed:
+            at += self.random.random() * KILL_SHARE * self.rules.node_timeout
         if at < group.stop_at:
             group.stop_at = at
             self._after(at - self.t, self._stopped, group, at)
+
+    def _guard(self, one: Agent) -> None:
+        """An agent stands still: its guard ends its workers with the lease that it was last told."""
+        group = one.group
+        if not one.alive or group is None or not group.alive:
+            return
+        end = one.host.real(one.lease)
+        if end > self.t:
+            if one.paused:
+                self._after(end - self.t, self._guard, one)
+            return
+        self._tell(f"the guard of {one.id} ends its workers")
+        self._witness.excuse(group.place.generation)
+        self._stop_group(group, 0.0, killed=True)
 
     def _stopped(self, group: Group, at: float) -> None:
         if not group.alive or group.stop_at != at:
             return
         one, place = group.agent, group.place
-        while group.processes:
-            group.processes -= 1
+        left, group.processes = group.processes, 0
+        self._gone(group)
+        while left:
+            left -= 1
             ended_well = self.random.random() < 0.3
-            failure = None if ended_well else self._failure(one, place.first_rank + group.processes, 0, -15)
+            failure = None if ended_well else self._failure(one, place.first_rank + left, 0, -15)
             self._to_node(one, agent.Exited(place.generation, failure))
         self._cleared(group)
 
     def _cleared(self, group: Group) -> None:
         self._tell(f"{group.agent.id} is clear of generation {group.place.generation}")
-        self._gone(group)
         self._to_node(group.agent, agent.Cleared(group.place.generation))
 
     def _gone(self, group: Group, *, whole: bool = False) -> None:
         group.alive = group.running = False
-        self._witness.workers_gone()
-        if group.place.generation == self._newest and not whole:
-            self._break()
+        self._witness.workers_gone(group.place.generation)
+        if not whole:
+            self._break(group.place.generation)
 
-    def _break(self) -> None:
+    def _break(self, generation: int) -> None:
         """The newest generation has lost a worker: what it has done since is saved, and the others may fail of it."""
-        if self._broken:
+        if self._broken or generation != self._newest:
             return
         self._broken = True
         if self._together is not None:
@@ -546,44 +902,124 @@ class Simulation:
     # -- faults
 
     def _fault(self, kind: str) -> None:
+        random, timeout = self.random, self.rules.node_timeout
         if kind == "join":
             self._arrive(None)
-            return
-        if not self._agents:
-            return
+        elif kind in ("kill", "amnesia", "pause coordinator"):
+            living = [h.coordinator for h in self._hosts if h.coordinator is not None]
+            if living:
+                self._strike(kind, random.choice(living))
+        elif kind in ("cut", "split", "flap"):
+            self._divide(kind)
+        elif self._agents:
+            one = random.choice(list(self._agents.values()))
+            self._tell(f"FAULT {kind} {one.id}")
+            if kind == "crash":
+                self._end_agent(one, fin=True)
+            elif kind == "power":
+                self._power_off(one.host)
+            elif kind == "pause agent":
+                self._pause_agent(one, random.random() * random.choice((0.5, 2, 5)) * timeout)
+            elif kind == "reset":
+                if one.connection is not None:
+                    connection = one.connection
+                    connection.broken = True
+                    self._after(random.random() * timeout, self._agent_notices, connection)
+                    self._after(random.random() * timeout, self._coordinator_notices, connection)
+            else:
+                if one.group is not None:
+                    self._witness.excuse(one.group.place.generation)
+                how = Leaving.DRAIN if kind == "drain" else Leaving.INTERRUPT
+                self._to_node(one, agent.Leave(how))
+
+    def _strike(self, kind: str, c: Coordinator) -> None:
         random, timeout = self.random, self.rules.node_timeout
-        one = random.choice(list(self._agents.values()))
-        self._tell(f"FAULT {kind} {one.id}")
-        if kind == "crash":
-            self._end_agent(one, fin=True)
-        elif kind == "power":
+        self._tell(f"FAULT {kind} {c.job.term} on host{c.host.number}")
+        if kind == "pause coordinator":
+            if not c.paused:
+                c.paused = True
+                self._after(random.random() * random.choice((0.5, 2, 5)) * timeout, self._resume_coordinator, c)
+            return
+        self._struck = True
+        self._kill_coordinator(c)
+        self._after(random.random() * self.schedule.revive, self._revive, c.by, kind == "amnesia")
+
+    def _resume_coordinator(self, c: Coordinator) -> None:
+        if c.alive and c.paused:
+            self._tell(f"the coordinator of host{c.host.number} goes on")
+            c.paused, c.timer = False, NEVER
+            backlog, c.backlog = c.backlog, []
+            for step, arguments in backlog:
+                step(*arguments)
+            self._arm(c)
+
+    def _pause_agent(self, one: Agent, seconds: float) -> None:
+        if not one.paused:
+            one.paused = True
+            self._guard(one)
+            self._after(seconds, self._resume_agent, one)
+
+    def _resume_agent(self, one: Agent) -> None:
+        if one.alive and one.paused:
+            self._tell(f"{one.id} goes on")
+            one.paused = False
+            backlog, one.backlog = one.backlog, []
+            if self.random.random() < 0.5:
+                self._agent_tick(one, one.timer)
+            for step, arguments in backlog:
+                step(*arguments)
+
+    def _power_off(self, host: Host) -> None:
+        peers = []
+        c, one = host.coordinator, host.agent
+        if c is not None:
+            c.alive = False
+            host.coordinator = None
+            peers = list(c.connections.values())
+        if one is not None:
             self._end_agent(one, fin=False)
-        elif kind == "cut":
-            one.up_cut, one.down_cut = random.choice(((True, True), (True, False), (False, True)))
-            self._tell(f"{one.id} is cut off: up {one.up_cut}, down {one.down_cut}")
-            self._after(random.random() * 4 * timeout, self._heal, one)
-        elif kind == "reset":
-            if one.connection is not None:
-                connection = one.connection
-                connection.broken = True
-                self._after(random.random() * timeout, self._agent_notices, connection)
-                self._after(random.random() * timeout, self._coordinator_notices, connection)
+        host.boot(self.random)
+        for connection in peers:
+            if self.random.random() < 0.3:  # somebody says that the host is gone
+                self._after(self.random.random() * 2 * self.rules.node_timeout, self._agent_notices, connection)
+
+    def _divide(self, kind: str) -> None:
+        random, timeout = self.random, self.rules.node_timeout
+        hosts = [h.number for h in self._hosts]
+        if len(hosts) < 2:
+            return
+        some = [random.choice(hosts)] if kind != "split" else random.sample(hosts, random.randint(1, len(hosts) - 1))
+        if kind == "cut" and random.random() < 0.3:  # one link, not all of a host's
+            others = [random.choice([h for h in hosts if h not in some])]
         else:
-            self._witness.excused = True
-            how = Leaving.DRAIN if kind == "drain" else Leaving.INTERRUPT
-            self._to_node(one, agent.Leave(how))
+            others = [h for h in hosts if h not in some]
+        out = [(a, b) for a in some for b in others]
+        back = [(b, a) for a, b in out]
+        pairs = out + back if kind == "split" else random.choice((out + back, out, back))
+        if kind == "flap":
+            for _ in range(random.randint(2, 5)):
+                self._after(random.random() * 3 * timeout, self._cut, pairs, random.random() * timeout)
+        else:
+            self._cut(pairs, random.random() * random.choice((1, 4, 8)) * timeout)
 
     def _calm(self) -> None:
         self._tell("CALM")
         self._chaos = False
+        self._quiet_since = self.t
+        self._cuts = dict.fromkeys(self._cuts, 1)
+        self._heal(list(self._cuts))
+        for host in self._hosts:
+            if host.coordinator is not None:
+                self._resume_coordinator(host.coordinator)
         for one in list(self._agents.values()):
-            self._heal(one)
+            self._resume_agent(one)
         rules, schedule = self.rules, self.schedule
         patience = (
-            2 * (rules.pend_timeout + rules.empty_timeout)
+            6 * (rules.pend_timeout + rules.empty_timeout)
             + 5 * (rules.last_call + schedule.shutdown + rules.restart_grace)
-            + 25 * rules.node_timeout
+            + 60 * rules.node_timeout
             + FIRST_PATIENCE
+            + FIRST_NODE
             + (3 * (self._work + schedule.spread) if self._work < NEVER else 0)
         )
         self._look(self.t + patience)
@@ -600,9 +1036,21 @@ class Simulation:
 
     def _open_point(self) -> str:
         """What is not yet as it should be; empty: everything is."""
-        job, agents = self.job, self._agents
+        agents = self._agents
+        if not agents:
+            return ""
+        acting = [
+            h.coordinator
+            for h in self._hosts
+            if h.coordinator is not None and h.coordinator.job.generation
+            and h.coordinator.job.standing(h.clock(self.t)).acting
+        ]  # fmt: skip
+        if not acting:
+            return f"{', '.join(agents)} live, and no coordinator acts"
+        c = acting[0]
+        job = c.job
         if job.phase is Phase.OVER:
-            return f"the job is over, and {', '.join(agents)} did not exit" if agents else ""
+            return f"the job is over, and {', '.join(agents)} did not exit"
         size = world_of(len(agents), least=self.rules.min_nodes, most=self.rules.max_nodes, unit=self.rules.node_unit)
         if not size or self._work < NEVER:
             return f"{len(agents)} agents live, and the job goes on, {job.phase.value}"
@@ -611,7 +1059,7 @@ class Simulation:
         for one in agents.values():
             if one.node.leaving is not Leaving.NO:
                 return f"{one.id} wants to leave, and is still there"
-            if one.id not in self._connections or one.connection is not self._connections[one.id]:
+            if one.id not in c.connections or one.connection is not c.connections[one.id]:
                 return f"{one.id} is not connected"
         for name in job.roster:
             group = agents[name].group if name in agents else None

@@ -43,6 +43,8 @@ def test_the_defaults_are_decisions() -> None:
         "connect_timeout": 60.0,
         "node_timeout": 3.0,
         "empty_timeout": 10.0,
+        "journal": "",
+        "tie_break": "off",
         "restart_grace": 0.05,
         "warm_start": True,
         "warm_preload": "",

@@ -6,37 +6,94 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.events import Command, Drop, Joined, Lost, Note, Reported, Rules, Send, Tick
+from outlast.core.authority import Memory
+from outlast.core.events import Command, Drop, Event, Joined, Lost, Note, Remember, Reported, Send, Tick
 from outlast.core.job import Job, Phase
-from outlast.messages import Ack, Failure, Join, Leaving, Over, Refuse, Report, Start, State, Stop, Welcome
+from outlast.messages import (
+    Ack,
+    Charter,
+    Failure,
+    Join,
+    Leaving,
+    Over,
+    Refuse,
+    Report,
+    Rules,
+    Start,
+    State,
+    Stop,
+    Term,
+    Welcome,
+)
 
 IDLE = Report(seq=0, floor=0, generation=0, state=State.IDLE, clear=True, store_port=7)
 FAILURE = Failure("a", "a", 0, 0, 77, 1, 0.0, "boom")
 
 
 class Rehearsal:
-    """A job, and nodes that say what they are told to say."""
+    """A job, and nodes that say what they are told to say, and hear all that is said to them."""
 
     def __init__(self, **rules: Any) -> None:
         given = {"min_nodes": 1, "max_nodes": 2, "last_call": 3.0, "node_timeout": 3.0, "infra_ranks": False}
         self.rules = Rules(job="j", entrypoint="train.py", **{**given, **rules})
-        self.job = Job(self.rules, now=0.0)
+        self.job = Job(self.rules, now=0.0, term=Term(1, "a"), run="r")
         self.reports: dict[str, Report] = {}
+        self.heard: dict[str, Join] = {}  # what each node would join with
+        self.memory: bytes = b""  # the last that was written down
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        commands = self.job.handle(event, now)
+        for command in commands:
+            if isinstance(command, Remember):
+                self.memory = msgspec.msgpack.encode(command.memory)
+            elif isinstance(command, Send) and command.node in self.reports:
+                self._hear(command.node, command.message)
+        return commands
+
+    def _hear(self, node: str, message: object) -> None:
+        changes: dict[str, Any] = {}
+        if isinstance(message, Ack | Start | Stop):
+            changes["term"] = Term(message.term, self.job.term.by)
+        if isinstance(message, Ack | Start):
+            seq = message.seq if isinstance(message, Ack) else message.ack
+            self.reports[node] = msgspec.structs.replace(self.reports[node], acked=seq)
+        if isinstance(message, Charter | Start):
+            charter = changes["charter"] = message.charter if isinstance(message, Start) else message
+            self.reports[node] = msgspec.structs.replace(self.reports[node], known=charter.known)
+        if isinstance(message, Start):
+            changes["assignment"] = message.assignment
+        if node in self.heard:
+            self.heard[node] = msgspec.structs.replace(self.heard[node], **changes)
 
     def join(self, node: str, now: float = 0.0, **changes: Any) -> list[Command]:
         r = self.rules
         known = self.reports.get(node, IDLE)
-        report = self.reports[node] = msgspec.structs.replace(known, seq=known.seq + 1, **changes)
-        return self.job.handle(Joined(self.request(node, report, nnodes=(r.min_nodes, r.max_nodes))), now)
+        report = self.reports[node] = msgspec.structs.replace(known, seq=known.seq + 1, acked=0, **changes)
+        before = self.heard.get(node) or self.request(node, report, nnodes=(r.min_nodes, r.max_nodes), connection=0)
+        join = msgspec.structs.replace(before, report=report, connection=before.connection + 1)
+        self.heard[node] = join
+        return self.handle(Joined(join), now)
 
     def request(self, node: str, report: Report, **changes: Any) -> Join:
-        join = Join(node, node, 1, "default", node, "j", "train.py", (1, 2), report)
+        join = Join(node, node, 1, "default", node, "j", "train.py", (1, 2), report, port=1, connection=1)
         return msgspec.structs.replace(join, **changes)
 
     def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
         known = self.reports[node]
         report = self.reports[node] = msgspec.structs.replace(known, seq=known.seq + 1, **changes)
-        return self.job.handle(Reported(node, report), now)
+        return self.handle(Reported(node, report), now)
+
+    def beat(self, *nodes: str, now: float) -> None:
+        """Twice: the second heartbeat repeats the answer to the first."""
+        for node in nodes * 2:
+            self.say(node, now)
+
+    def succeed(
+        self, by: str, number: int, now: float, *, memory: bool = False, charter: Charter | None = None
+    ) -> None:
+        """Another life of a coordinator takes the place of this one."""
+        recalled = msgspec.msgpack.decode(self.memory, type=Memory) if memory else None
+        self.job = Job(self.rules, now, term=Term(number, by), run="r", memory=recalled, charter=charter)
 
     def run(self, *nodes: str, now: float = 1.0) -> None:
         for node in nodes:
@@ -78,14 +135,14 @@ def test_with_min_nodes_it_starts_after_the_last_call() -> None:
     here = Rehearsal()
     here.join("a")
     assert here.job.deadline() == 3.0
-    assert sent(here.job.handle(Tick(), 3.0), Start) == ["a"]
+    assert sent(here.handle(Tick(), 3.0), Start) == ["a"]
 
 
 def test_below_min_it_waits_and_gives_up_with_the_reason() -> None:
     here = Rehearsal(min_nodes=2, pend_timeout=30.0)
     here.join("a")
     assert here.job.deadline() == 30.0
-    assert sent(here.job.handle(Tick(), 30.0), Over) == ["a"]
+    assert sent(here.handle(Tick(), 30.0), Over) == ["a"]
     assert here.job.outcome is not None
     assert "pend_timeout" in here.job.outcome.reason
 
@@ -94,7 +151,7 @@ def test_a_job_that_nobody_joins_ends() -> None:
     here = Rehearsal()
     due = here.job.deadline()
     assert due is not None
-    here.job.handle(Tick(), due)
+    here.handle(Tick(), due)
     assert here.job.outcome is not None
     assert here.job.outcome.reason == "no node is left"
 
@@ -102,7 +159,7 @@ def test_a_job_that_nobody_joins_ends() -> None:
 def test_a_node_of_another_job_is_refused_and_harms_nobody() -> None:
     here = two_running()
     join = here.request("x", IDLE, job="other")
-    commands = here.job.handle(Joined(join), 1.0)
+    commands = here.handle(Joined(join), 1.0)
     assert sent(commands, Refuse) == ["x"]
     assert Drop("x") in commands
     assert here.job.phase is Phase.RUNNING
@@ -135,7 +192,7 @@ def test_without_restarts_left_a_failure_ends_the_job() -> None:
 def test_a_lost_node_costs_no_restart_also_when_the_others_fail_of_it_first() -> None:
     here = two_running(max_restarts=0)
     here.fail("a", now=1.5)
-    here.job.handle(Lost("b", "silence"), 3.0)
+    here.handle(Lost("b", "silence"), 3.0)
     here.clear("a", now=3.1)
     assert (here.job.phase, here.job.restarts, list(here.job.roster)) == (Phase.RUNNING, 0, ["a"])
 
@@ -160,10 +217,11 @@ def test_failures_that_come_from_a_node_that_was_cut_off_cost_no_restart() -> No
 
 def test_workers_of_a_node_whose_connection_broke_are_waited_for_until_its_lease_has_surely_ended() -> None:
     here = two_running()
-    here.job.handle(Lost("b", "reset", until=4.0), 1.2)
+    here.handle(Lost("b", "reset", until=4.0), 1.2)
     assert sent(here.clear("a"), Start) == []
     assert here.job.deadline() == 4.0
-    assert sent(here.job.handle(Tick(), 4.0), Start) == ["a"]
+    here.beat("a", now=3.9)
+    assert sent(here.handle(Tick(), 4.0), Start) == ["a"]
 
 
 def test_a_broken_connection_that_its_agent_replaced_first_disturbs_nobody() -> None:
@@ -176,20 +234,20 @@ def test_a_broken_connection_that_its_agent_replaced_first_disturbs_nobody() -> 
 def test_an_old_connection_that_comes_late_is_dropped_and_its_node_may_still_have_workers() -> None:
     here = two_running()
     late = msgspec.structs.replace(IDLE, seq=1)
-    commands = here.job.handle(Joined(here.request("b", late)), 2.0)
+    commands = here.handle(Joined(here.request("b", late)), 2.0)
     assert Drop("b") in commands
     assert sent(commands, Welcome) == []
-    here.job.handle(Lost("b", "closed"), 2.1)
+    here.handle(Lost("b", "closed"), 2.1)
     assert sent(here.clear("a", now=2.2), Start) == []
     assert here.job.deadline() == 2.0 + here.rules.node_timeout
 
 
 def test_with_nobody_connected_and_workers_that_may_live_its_deadline_is_when_they_are_dead() -> None:
     here = two_running(empty_timeout=0.5)
-    here.job.handle(Lost("a", "closed"), 1.0)
-    here.job.handle(Lost("b", "reset", until=4.0), 1.0)
+    here.handle(Lost("a", "closed"), 1.0)
+    here.handle(Lost("b", "reset", until=4.0), 1.0)
     assert here.job.deadline() == 4.0
-    here.job.handle(Tick(), 4.0)
+    here.handle(Tick(), 4.0)
     assert here.job.outcome is not None
 
 
@@ -205,7 +263,7 @@ def test_the_job_succeeds_when_every_member_has_finished() -> None:
 def test_a_member_that_has_finished_may_be_lost() -> None:
     here = two_running()
     here.say("a", 2.0, state=State.FINISHED, clear=True)
-    here.job.handle(Lost("a", "closed"), 2.1)
+    here.handle(Lost("a", "closed"), 2.1)
     here.say("b", 2.2, state=State.FINISHED, clear=True)
     assert here.job.outcome is not None
     assert here.job.outcome.success
@@ -227,7 +285,7 @@ def test_what_all_finished_while_they_were_being_stopped_is_not_done_again() -> 
 def test_a_draining_member_is_taken_out_and_told_to_go_once_its_workers_are_gone() -> None:
     here = two_running(max_restarts=0)
     commands = here.say("b", 1.5, leaving=Leaving.DRAIN)
-    assert Send("b", Stop(1, graceful=True)) in commands
+    assert Send("b", Stop(1, 1, graceful=True)) in commands
     assert sent(here.clear("b"), Over) == ["b"]
     assert sent(here.clear("a"), Start) == ["a"]
     assert here.job.restarts == 0
@@ -250,7 +308,7 @@ def test_a_spare_takes_the_place_of_a_lost_member() -> None:
     here = two_running()
     here.join("c", now=1.2)
     assert (here.job.phase, here.job.spares) == (Phase.RUNNING, 1)
-    here.job.handle(Lost("a", "closed"), 1.5)
+    here.handle(Lost("a", "closed"), 1.5)
     assert sent(here.clear("b"), Start) == ["c", "b"]
     assert here.job.roster["b"].group_rank == 1
 
@@ -258,8 +316,8 @@ def test_a_spare_takes_the_place_of_a_lost_member() -> None:
 def test_a_late_or_doubled_report_is_not_believed() -> None:
     here = two_running()
     late = msgspec.structs.replace(here.reports["a"], seq=1, state=State.FAILED, failures=(FAILURE,))
-    assert here.job.handle(Reported("a", late), 2.0) == []
-    assert here.job.handle(Reported("a", here.reports["a"]), 2.0) == []
+    assert here.handle(Reported("a", late), 2.0) == []
+    assert here.handle(Reported("a", here.reports["a"]), 2.0) == []
     assert here.job.phase is Phase.RUNNING
 
 
@@ -267,7 +325,8 @@ def test_every_report_is_acknowledged_and_a_start_that_was_lost_is_sent_again() 
     here = Rehearsal()
     here.join("a")
     here.join("b")
-    commands = here.say("a", 1.0)
+    here.say("a", 1.0)
+    commands = here.say("a", 1.1)
     assert sent(commands, Ack) == ["a"]
     assert sent(commands, Start) == ["a"]
 
@@ -286,13 +345,217 @@ def test_after_the_end_a_node_that_joins_is_told_so_and_nothing_starts() -> None
     assert sent(commands, Start) == []
 
 
-def test_a_generation_is_newer_than_any_that_a_node_has_heard_of() -> None:
-    here = Rehearsal(max_nodes=1)
-    here.join("a", floor=41, generation=41)
-    assert here.job.generation == 42
-
-
 def test_every_change_of_course_leaves_a_note_that_says_why() -> None:
     here = two_running()
-    commands = here.job.handle(Lost("b", "its connection closed"), 1.2)
+    commands = here.handle(Lost("b", "its connection closed"), 1.2)
     assert Note("generation 1 ends: node b was lost: its connection closed") in commands
+
+
+# -- succession
+
+
+def three_running(**rules: Any) -> Rehearsal:
+    """Nodes a, b and c run generation 1; the coordinator is that of a."""
+    here = Rehearsal(max_nodes=3, **rules)
+    for node in "abc":
+        here.join(node)
+    here.run("a", "b", "c")
+    here.beat("a", "b", "c", now=1.0)
+    assert here.job.standing(1.0).acting
+    return here
+
+
+def leases(commands: list[Command]) -> list[str]:
+    answers = [c for c in commands if isinstance(c, Send) and isinstance(c.message, Ack)]
+    return [c.node for c in answers if isinstance(c.message, Ack) and c.message.leased]
+
+
+def test_a_coordinator_that_was_killed_takes_a_running_job_over_and_restarts_nobody() -> None:
+    here = three_running()
+    here.succeed("a", 2, now=1.5, memory=True)
+    assert here.job.phase is Phase.GATHERING
+    for node in "abc":
+        here.join(node, now=1.6)
+        here.say(node, now=1.7)
+    assert (here.job.phase, here.job.generation, len(here.job.roster)) == (Phase.RUNNING, 1, 3)
+    assert leases(here.say("a", now=1.8)) == ["a"]
+
+
+def test_without_its_journal_it_does_so_from_what_the_nodes_say() -> None:
+    here = three_running()
+    here.succeed("a", 2, now=1.5, charter=here.heard["a"].charter)
+    for node in "abc":
+        here.join(node, now=1.6)
+        here.say(node, now=1.7)
+    assert (here.job.phase, here.job.generation, len(here.job.roster)) == (Phase.RUNNING, 1, 3)
+
+
+def test_with_less_than_half_of_the_votes_a_coordinator_says_nothing_and_decides_nothing() -> None:
+    here = three_running()
+    here.succeed("c", 2, now=4.0, charter=here.heard["c"].charter)
+    commands = here.join("c", now=4.1, state=State.CUT_OFF, clear=True, floor=1)
+    assert sent(commands, Ack) == []
+    assert not here.job.standing(4.2).acting
+
+
+def test_with_more_than_half_it_first_asks_for_their_promise_and_then_acts() -> None:
+    here = three_running()
+    here.succeed("b", 2, now=4.0, charter=here.heard["b"].charter)
+    for node in "bc":
+        here.join(node, now=4.1, state=State.CUT_OFF, clear=True, floor=1)
+    assert leases(here.say("b", now=4.2)) == []
+    assert not here.job.standing(4.2).acting
+    here.say("c", now=4.2)
+    assert here.job.standing(4.2).acting
+
+
+def test_after_taking_over_it_waits_until_the_leases_of_the_absent_have_ended() -> None:
+    here = three_running()
+    here.succeed("b", 2, now=4.0, charter=here.heard["b"].charter)
+    for node in "bc":
+        here.join(node, now=4.1, state=State.CUT_OFF, clear=True, floor=1)
+    for node in "bc":
+        here.say(node, now=4.2)
+    due = here.job.deadline()
+    assert due == 4.2 + here.rules.node_timeout
+    here.beat("b", "c", now=7.1)
+    assert set(sent(here.handle(Tick(), due), Start)) == {"b", "c"}
+    assert here.job.generation == 3  # 2 could be one that the lost coordinator has formed
+
+
+def test_it_waits_as_long_when_all_are_there_but_were_stopped_for_another_generation_may_run_elsewhere() -> None:
+    here = three_running()
+    here.succeed("a", 2, now=2.0, charter=here.heard["a"].charter)
+    for node in "abc":
+        here.join(node, now=2.1, state=State.IDLE, clear=True, floor=1)
+        here.say(node, now=2.2)
+    assert here.job.phase is Phase.STOPPING
+    due = here.job.deadline()
+    assert due == 2.2 + here.rules.node_timeout
+    here.beat("a", "b", "c", now=5.1)
+    assert len(sent(here.handle(Tick(), due), Start)) == 3
+
+
+def test_a_node_with_workers_of_a_generation_that_nobody_here_knows_is_waited_for() -> None:
+    here = three_running()
+    here.succeed("b", 3, now=4.0, charter=here.heard["b"].charter)
+    for node in "bc":
+        here.join(node, now=4.1, state=State.CUT_OFF, clear=True, floor=1)
+    for node in "bc":
+        here.say(node, now=4.2)
+    here.join("d", now=4.3, generation=2, state=State.RUNNING, clear=False)
+    here.beat("b", "c", now=7.1)
+    assert sent(here.handle(Tick(), 7.3), Start) == []
+    here.say("d", now=7.4)
+    assert sent(here.say("d", now=7.4), Stop) == ["d"]
+    assert sent(here.say("d", now=7.5, clear=True, floor=2), Start)
+
+
+def test_a_coordinator_that_hears_of_a_newer_term_begins_a_newer_one() -> None:
+    here = three_running()
+    here.heard["c"] = msgspec.structs.replace(here.heard["c"], term=Term(5, "b"))
+    here.join("c", now=1.5)
+    assert (here.job.term, here.job.phase) == (Term(6, "a"), Phase.GATHERING)
+    assert not here.job.standing(1.5).acting
+
+
+def test_the_same_number_of_another_coordinator_is_a_newer_term_as_well() -> None:
+    here = three_running()
+    here.heard["c"] = msgspec.structs.replace(here.heard["c"], term=Term(1, "b"))
+    here.join("c", now=1.5)
+    assert here.job.term == Term(2, "a")
+
+
+def test_the_same_term_is_another_life_s_unless_this_one_told_the_node_of_it() -> None:
+    here = three_running()
+    here.join("c", now=1.5)
+    assert here.job.term == Term(1, "a")
+    here.succeed("a", 1, now=2.0, charter=here.heard["a"].charter)  # its journal was lost, and its agent had not heard
+    here.join("c", now=2.1)
+    assert here.job.term == Term(2, "a")
+
+
+def test_without_support_it_gives_no_lease_and_forms_nothing() -> None:
+    here = three_running(max_restarts=1)
+    here.fail("c", now=5.0)
+    here.clear("b", "c", now=5.1)
+    assert leases(here.clear("a", now=5.1)) == []
+    assert here.job.phase is Phase.STOPPING
+    here.beat("a", "b", now=5.2)
+    assert (here.job.phase, here.job.generation) == (Phase.RUNNING, 2)
+
+
+def test_members_that_ended_while_connected_are_no_longer_asked() -> None:
+    here = three_running(min_nodes=1)
+    here.handle(Lost("b", "closed", ended=True), 1.5)
+    here.handle(Lost("c", "closed", ended=True), 1.5)
+    here.clear("a", now=2.0)
+    assert (here.job.phase, list(here.job.roster)) == (Phase.RUNNING, ["a"])
+
+
+def test_members_that_only_fell_silent_are() -> None:
+    here = three_running(min_nodes=1)
+    here.handle(Lost("b", "silence"), 4.0)
+    here.handle(Lost("c", "silence"), 4.0)
+    here.clear("a", now=4.1)
+    here.beat("a", now=4.2)
+    assert here.job.phase is Phase.STOPPING
+    assert not here.job.standing(4.2).acting
+
+
+def test_no_generation_is_formed_before_the_last_one_is_known_to_those_who_could_lead_without_it() -> None:
+    here = three_running()
+    here.say("c", now=1.5, leaving=Leaving.DRAIN)
+    for node in "abc":
+        here.clear(node, now=1.6)
+    assert here.job.generation == 2
+    here.say("a", now=1.7, generation=2, state=State.FAILED, failures=(FAILURE,))
+    here.clear("a", now=1.8)
+    assert here.job.generation == 2
+
+
+def test_a_restart_is_charged_once_also_when_the_coordinator_is_killed_in_between() -> None:
+    here = three_running(max_restarts=2)
+    here.fail("a", now=1.5)
+    here.succeed("a", 2, now=1.6, memory=True)
+    for node in "abc":
+        here.join(node, now=1.7)
+        here.say(node, now=1.8)
+    here.clear("a", "b", "c", now=1.9)
+    here.beat("a", "b", "c", now=4.7)
+    here.handle(Tick(), 4.9)
+    assert (here.job.phase, here.job.restarts) == (Phase.RUNNING, 1)
+    assert {place.restart_count for place in here.job.roster.values()} == {1}
+
+
+def test_why_a_generation_was_stopped_is_not_guessed_when_the_journal_is_lost() -> None:
+    here = three_running(max_restarts=0)
+    here.succeed("a", 2, now=1.6, charter=here.heard["a"].charter)
+    here.join("a", now=1.7, state=State.IDLE, clear=True, floor=1)  # it was stopped, and c failed of that
+    here.join("b", now=1.7)
+    here.join("c", now=1.7, state=State.FAILED, failures=(FAILURE,), clear=True, floor=1)
+    for node in "abc":
+        here.say(node, now=1.8)
+    here.clear("b", now=1.9)
+    here.beat("a", "b", "c", now=4.7)
+    here.handle(Tick(), 4.9)
+    assert (here.job.phase, here.job.restarts) == (Phase.RUNNING, 0)
+
+
+def test_what_has_succeeded_is_told_to_a_node_that_has_obeyed_another_since() -> None:
+    here = three_running()
+    for node in "abc":
+        here.say(node, now=2.0, state=State.FINISHED, clear=True)
+    here.heard["c"] = msgspec.structs.replace(here.heard["c"], term=Term(7, "b"))
+    over = [c.message for c in here.join("c", now=2.5) if isinstance(c, Send) and isinstance(c.message, Over)]
+    assert over
+    assert over[0].success
+    assert over[0].term > 7
+
+
+def test_a_heartbeat_that_changes_nothing_need_not_be_written_down() -> None:
+    here = three_running()
+    here.say("a", now=1.5)
+    assert here.job.idle
+    here.say("a", now=1.6, state=State.FINISHED, clear=True)
+    assert not here.job.idle

@@ -19,9 +19,11 @@ ALLOWED = {
     "errors": {"messages"},
     "launch": set(),
     "wire": set(),
+    "clock": set(),
     "board": set(),
     "token": {"launch"},
-    "commission": {"core"},
+    "commission": {"messages"},
+    "journal": {"core", "messages"},
     "core": {"messages", "config"},
 }
 FORBIDDEN = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outlast.core.liveness import BEATS, Liveness, lease_of
+from outlast.messages import Rules
 
 
 def test_a_node_is_silent_after_the_node_timeout_and_is_named_once() -> None:
@@ -47,4 +48,5 @@ def test_it_knows_when_a_node_was_last_heard() -> None:
 
 
 def test_the_lease_ends_before_the_coordinators_patience_and_outlasts_a_lost_heartbeat() -> None:
-    assert 2 / BEATS < lease_of(1.0) < 1.0
+    rules = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=2, node_timeout=1.0)
+    assert 2 / BEATS < lease_of(rules) < 1.0

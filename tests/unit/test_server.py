@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from outlast.coordinator.server import Server
-from outlast.core.events import Event, Lost, Rules
-from outlast.messages import FromCoordinator, Join, Refuse, Report, State
+from outlast.core.events import Command, Event, Lost
+from outlast.messages import FromCoordinator, Join, Refuse, Report, Rules, State
 from outlast.wire import Wire
 
 TOKEN = "secret"
@@ -93,13 +93,15 @@ def test_a_coordinator_that_was_held_up_does_not_take_its_own_deafness_for_silen
         events: list[Event] = []
         heard = asyncio.Event()
 
-        def observe(event: Event, _: float) -> None:
-            events.append(event)
-            heard.set()
+        class Observed(Server):
+            def _feed(self, event: Event) -> list[Command]:
+                events.append(event)
+                heard.set()
+                return super()._feed(event)
 
         loop = asyncio.get_running_loop()
         listener = socket.create_server(("127.0.0.1", 0))
-        serving = asyncio.create_task(Server(rules(), TOKEN, observe=observe).serve(listener))
+        serving = asyncio.create_task(Observed(rules(), TOKEN).serve(listener))
         client = Client()
         try:
             await client.join(listener.getsockname())

@@ -11,19 +11,23 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
 
+from outlast.agent import supervisor
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
+from outlast.agent.guard import Guard
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
+from outlast.agent.place import Place
 from outlast.agent.ports import StorePort
+from outlast.agent.seat import Seat
 from outlast.agent.summary import read_failure
 from outlast.agent.workers import Streams, WorkerGroup
 from outlast.agent.zygote import Zygote
+from outlast.clock import now
 from outlast.config import Settings
 from outlast.core.node import (
     Cleared,
@@ -34,16 +38,20 @@ from outlast.core.node import (
     Exit,
     Exited,
     Hangup,
+    Host,
+    Lease,
     Leave,
     Node,
+    NotHosted,
     Received,
+    Retire,
     StartWorkers,
     StopWorkers,
     Tell,
     Tick,
 )
 from outlast.launch import Launch
-from outlast.messages import Assignment, Failure, FromCoordinator, Join, Leaving, Over, State, Welcome
+from outlast.messages import Assignment, Failure, FromCoordinator, Join, Leaving, Over, State, Term, Welcome
 from outlast.platforms.infrastructure import infra_rank
 
 log = logging.getLogger("agent")
@@ -54,41 +62,64 @@ MOST_PATIENCE = 1.0  # seconds with a zygote that does not answer; the lease has
 TORCH_USERS = re.compile(
     r"^(import|from) (torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|megatron)\b", re.MULTILINE
 )
+ONE_SIGNAL = 0.5  # seconds in which the same one, through a supervisor, is the same
 INTERRUPTS = (signal.SIGINT, signal.SIGQUIT)  # what a person types: the job ends. Others drain this node.
 
 
 class Agent:
     """One node's agent, from joining to its last word. Made within a running event loop.
 
-    over = await Agent(launch, settings, link=…, logs=…).run()
+    over = await Agent(launch, settings, logs=…).run()
     """
 
-    def __init__(self, launch: Launch, settings: Settings, *, make_link: Callable[..., Link], logs: JobLogs) -> None:
+    def __init__(self, launch: Launch, settings: Settings, *, place: Place, logs: JobLogs) -> None:
         self._launch = launch
         self._settings = settings
         self._logs = logs
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[Over] = self._loop.create_future()
-        self._name = settings.node_name or socket.gethostname()
+        self._place = place
+        self._name = place.name
         self._id = f"{self._name}-{secrets.token_hex(6)}"
         # A spare may wait in silence for days, a node that has finished for the others; one alone has no such news.
         self._level = logging.INFO if launch.max_nodes > 1 else logging.DEBUG
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._port = StorePort(settings.store_ports)
         self._port_in_use: StorePort | None = None
-        self._node = Node(store_port=self._port.port)
+        self._node = Node(self._id, store_port=self._port.port)
+        self.seat = Seat(launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted)
         self._group: WorkerGroup | None = None
+        self._guard = Guard(places=launch.nproc)
         self._zygote = self._warm()
         self._error_files: list[str] = []
         self._assignment: Assignment | None = None
         self._stops: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
+        self._signalled_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
-        self._link = make_link(
-            connected=lambda: self._feed(Connected()),
+        self._welcomed = False
+        self._hung_up_since = float("nan")
+        self._link = Link(
+            lambda: self.seat.places(self._node.charter),
+            self.seat.token,
+            tls=self.seat.tls,
+            patience=settings.connect_timeout,
+            choose=lambda standings: self._node.choose(standings, now()),
+            obeyed=lambda: self._node.obeyed,
+            connected=lambda standing: self._feed(Connected(standing)),
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
+
+    def _next_term(self) -> Term:
+        return Term(self._node.term.number + 1, self._id)
+
+    def _not_hosted(self, why: str) -> None:
+        if not self._launch.endpoint.port:
+            self.abandon(Over(False, why))
+        else:
+            log.error("%s; another node may host it", why)
+            self._feed(NotHosted())
 
     def _warm(self) -> Zygote | None:
         """A zygote, for workers that are Python scripts under the interpreter that we run in ourselves."""
@@ -113,6 +144,11 @@ class Agent:
             number = signal.Signals[name]
             self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
+        if self.seat.hosting.ended is not None:
+            self._node.hosting = True
+            self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
+        if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
+            self._guard.start()
         linking = asyncio.create_task(self._link.run())
         try:
             linking.add_done_callback(self._link_ended)
@@ -127,6 +163,7 @@ class Agent:
             await self._group.stop(signal.SIGKILL, 0)
         if self._stops:
             await asyncio.wait(self._stops)
+        self._guard.close()
         if self._zygote is not None:
             self._zygote.close()
         await self._link.close()
@@ -140,6 +177,10 @@ class Agent:
         if self._group is not None:
             self._group.reap_orphans()
 
+    def _coordinator_ended(self) -> None:
+        if self._node.hosting:
+            self.abandon(Over(False, "the coordinator, a process of this node, ended: its last words are above"))
+
     def _link_ended(self, linking: asyncio.Task[None]) -> None:
         error = None if linking.cancelled() else linking.exception()
         if error is not None and not self._done.done():
@@ -151,6 +192,9 @@ class Agent:
             self._done.set_result(over)
 
     def _signalled(self, number: signal.Signals) -> None:
+        before, self._signalled_at = self._signalled_at, now()
+        if supervisor.bound() and number is self._signal and now() - before < ONE_SIGNAL:
+            return  # whoever signals every process reaches this one twice: the supervisor passes on what it gets
         if self._node.leaving is not Leaving.NO:
             log.warning("%s again: ending at once", number.name)
             self.abandon(Over(False, f"ended by a second {number.name}"))
@@ -162,7 +206,8 @@ class Agent:
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
 
     def _received(self, message: FromCoordinator) -> None:
-        if isinstance(message, Welcome):
+        if isinstance(message, Welcome) and not self._welcomed:
+            self._welcomed = True
             log.log(self._level, "joined the job as node %s", self._name)
         self._feed(Received(message))
 
@@ -171,14 +216,14 @@ class Agent:
     def _feed(self, event: Event) -> None:
         if self._done.done():
             return
-        for command in self._node.handle(event, self._loop.time()):
+        for command in self._node.handle(event, now()):
             self._carry_out(command)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         deadline = self._node.deadline()
         if deadline is not None and not self._done.done():
-            self._timer = self._loop.call_at(deadline, self._feed, Tick())
+            self._timer = self._loop.call_later(deadline - now(), self._feed, Tick())
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Tell):
@@ -188,11 +233,22 @@ class Agent:
         elif isinstance(command, StopWorkers):
             grace = self._launch.shutdown_timeout if command.grace is None else command.grace
             self._stop(command.generation, grace)
+        elif isinstance(command, Lease):
+            self._guard.renew(command.until)
+        elif isinstance(command, Host):
+            self._host(command.term)
+        elif isinstance(command, Retire):
+            self.seat.retire()
         elif isinstance(command, Hangup):
-            log.warning("nothing heard from the coordinator: trying to reach it again")
+            log.log(self._hangups(), "nothing heard from the coordinator: trying to reach it again")
             self._link.hang_up()
         elif isinstance(command, Exit):
             self.abandon(command.over)
+
+    def _hangups(self) -> int:
+        """Once is news; a coordinator that goes on to say nothing is not."""
+        first, self._hung_up_since = self._hung_up_since != self._node.obeyed, self._node.obeyed
+        return logging.WARNING if first else logging.DEBUG
 
     def _joining(self, command: Tell) -> Join:
         launch = self._launch
@@ -207,7 +263,21 @@ class Agent:
             nnodes=(launch.min_nodes, launch.max_nodes),
             report=command.report,
             infra_rank=self._infra_rank,
+            connection=self._node.connection,
+            key=self._place.key,
+            port=launch.endpoint.port,  # 0, where nobody else can come: then nobody takes over
+            term=self._node.term,
+            charter=self._node.charter,
+            assignment=self._node.assignment,
         )
+
+    def _host(self, term: Term) -> None:
+        assert self._node.charter is not None
+        if self.seat.take(term, self._node.charter):
+            assert self.seat.hosting.ended is not None
+            self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
+        else:
+            self._loop.call_soon(self._feed, NotHosted())
 
     def _address(self) -> str:
         """Where other nodes reach this one: as the network has it, or by the name that they reach it with already."""
@@ -231,9 +301,11 @@ class Agent:
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
+            self._guard.watch(self._group.pids)
         except (OSError, ValueError) as error:
             log.error("%s", error)
             self._group = None
+            self._guard.watch(())
             self._loop.call_soon(self._not_started, assignment, str(error))
             return
         last = assignment.first_rank + launch.nproc - 1
@@ -296,6 +368,7 @@ class Agent:
         await group.stop(self._signal, grace)
         if self._group is group:
             self._group = None
+            self._guard.watch(())
             self._logs.finish()
             self._release_port()
             self._feed(Cleared(generation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from outlast.agent.link import NoToken, Unreachable, connect, why_not
+from outlast.agent.link import Connection, NoToken, Unreachable, connect, why_not
 from outlast.launch import Endpoint
 from outlast.messages import Answer, Ask, FromCoordinator
 from outlast.wire import WireError, WrongToken
@@ -18,7 +18,7 @@ async def ask(endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None,
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[Answer] = loop.create_future()
 
-    def receive(message: FromCoordinator) -> None:
+    def receive(_: Connection, message: FromCoordinator) -> None:
         if isinstance(message, Answer) and not answered.done():
             answered.set_result(message)
 

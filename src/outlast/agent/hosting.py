@@ -1,4 +1,4 @@
-"""The coordinator that this agent hosts, if the endpoint is its own: a process apart, with its own life.
+"""The coordinator that this agent hosts: a process apart, with its own life.
 
 It is not killed with the agent: when the agent dies, the nodes that are left still need it.
 It ends by itself when the job is over, or when no node is left.
@@ -6,19 +6,28 @@ It ends by itself when the job is over, or when no node is left.
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from ipaddress import ip_address
+from pathlib import Path
 
 import msgspec
 
 from outlast.agent.pidfd import exited
 from outlast.commission import Commission
 from outlast.launch import Endpoint
+from outlast.messages import Term
+
+log = logging.getLogger("agent")
 
 BACKLOG = 4096
+SHORT_LIFE = 1.0  # seconds: a coordinator that dies before cannot do its work
+MOST_DEATHS = 12  # of that kind, one after the other
 # Not -m: that looks for every module in the current directory first, where anybody may have put one.
 COORDINATOR = "import sys; del sys.path[0]; from outlast.coordinator.__main__ import main; sys.exit(main())"
 
@@ -68,38 +77,83 @@ def _listen(family: socket.AddressFamily, address: tuple[str, int]) -> socket.so
     return listener
 
 
-class HostedCoordinator:
-    """A coordinator process started by this agent."""
+class Hosting:
+    """The coordinator that this node hosts, kept alive: one that is killed is started again, from its journal.
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    The listening socket stays open here all the while: whoever knocks in between waits instead of being refused.
+    """
 
-    @classmethod
-    def start(cls, commission: Commission) -> HostedCoordinator:
-        """Start it with the listening socket of the commission, in a session of its own: Ctrl-C is not for it."""
-        process = subprocess.Popen(
-            [sys.executable, "-c", COORDINATOR],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[commission.listener],
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        with process.stdin:
-            process.stdin.write(msgspec.msgpack.encode(commission))
-        return cls(process)
+    def __init__(self, *, next_term: Callable[[], Term], failed: Callable[[str], None]) -> None:
+        self.ended: asyncio.Future[None] | None = None  # done when the coordinator has ended by itself
+        self._next_term = next_term
+        self._failed = failed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: socket.socket | None = None
+        self._leftovers: list[str] = []
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def active(self) -> bool:
+        return self._keeping is not None and not self._keeping.done()
 
-    async def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        await exited(self._process.pid)
-        return self._process.wait()
+    def begin(self, commission: Commission, listener: socket.socket) -> None:
+        """Start a coordinator on this socket, and keep it alive."""
+        self._listener = listener
+        self._leftovers = [commission.record] if commission.keep else [commission.record, commission.journal]
+        self._process = _start(commission, listener)
+        loop = asyncio.get_running_loop()
+        self.ended = loop.create_future()
+        self._keeping = loop.create_task(self._keep(commission, listener))
+
+    async def _keep(self, commission: Commission, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        deaths = 0
+        while True:
+            began = loop.time()
+            assert self._process is not None
+            assert self.ended is not None
+            await exited(self._process.pid)
+            code = self._process.wait()
+            if code == 0:
+                listener.close()
+                self.ended.set_result(None)
+                return
+            deaths = deaths + 1 if loop.time() - began < SHORT_LIFE else 1
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+            if deaths > MOST_DEATHS:
+                listener.close()
+                self._failed(f"the coordinator, a process of this node, {how}, {deaths} times in a row")
+                return
+            log.warning("the coordinator, a process of this node, %s: starting it again", how)
+            if deaths > MOST_DEATHS // 2:
+                await asyncio.sleep(SHORT_LIFE)
+            # What it cannot live with may be in its journal: then what the nodes say has to be enough.
+            again = msgspec.structs.replace(commission, term=self._next_term(), recall=deaths <= MOST_DEATHS // 2)
+            self._process = _start(again, listener)
 
     def kill(self) -> None:
-        """End it, if it has not ended by itself."""
-        if self._process.poll() is None:
+        """End it now, if it has not ended by itself."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        for path in filter(None, self._leftovers):
+            Path(path).unlink(missing_ok=True)
+
+
+def _start(commission: Commission, listener: socket.socket) -> subprocess.Popen[bytes]:
+    """A coordinator process, in a session of its own: Ctrl-C is not for it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COORDINATOR],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listener.fileno()],
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(msgspec.msgpack.encode(commission))
+    return process

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import random
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 
 import msgspec
 
 from outlast.launch import Endpoint
-from outlast.messages import FromAgent, FromCoordinator
+from outlast.messages import FromAgent, FromCoordinator, Standing, Term
 from outlast.wire import NotOutlast, Wire, WireError, WrongToken
 
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0  # between two tries
 HANDSHAKE_TIMEOUT = 5.0
+OTHERS = 0.05  # seconds for other coordinators to answer as well, once one may act
 SHORT_PATIENCE = 5.0  # with what waiting will hardly mend
 
 log = logging.getLogger("agent")
@@ -38,11 +40,12 @@ class NoToken(Exception):
 class Connection(asyncio.Protocol):
     """One connection to a coordinator, from the first byte to the last."""
 
-    def __init__(self, token: str, receive: Callable[[FromCoordinator], None]) -> None:
+    def __init__(self, token: str, receive: Callable[[Connection, FromCoordinator], None]) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[Exception | None] = loop.create_future()
         self.address = ""
+        self.standing = Standing(Term(), False)
         self._token = token
         self._receive = receive
         self._wire = Wire(token, agent=True)
@@ -64,10 +67,13 @@ class Connection(asyncio.Protocol):
             reply = self._wire.take()
             if reply and self._transport is not None:
                 self._transport.write(reply)
-            if self._wire.ready and not self.ready.done():
-                self.ready.set_result(None)
             for payload in payloads:
-                self._receive(_decoder.decode(payload))
+                message = _decoder.decode(payload)
+                if self.ready.done():
+                    self._receive(self, message)
+                elif isinstance(message, Standing):
+                    self.standing = message
+                    self.ready.set_result(None)
         except (WireError, msgspec.DecodeError, RecursionError) as error:
             self._fail(error)
 
@@ -101,93 +107,173 @@ class Connection(asyncio.Protocol):
 
 
 class Link:
-    """Keeps a connection to the coordinator, and tells when one is made and lost.
+    """Keeps a connection to the coordinator, wherever it is, and tells when one is made and lost.
 
     `address` is this node's own address as the coordinator's network has it.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        places: Callable[[], Sequence[Endpoint]],
         token: Callable[[], str | None],
         *,
         tls: ssl.SSLContext | None,
         patience: float,
-        connected: Callable[[], None],
+        choose: Callable[[Sequence[Standing]], int | None],
+        obeyed: Callable[[], float],
+        connected: Callable[[Standing], None],
         received: Callable[[FromCoordinator], None],
         disconnected: Callable[[], None],
     ) -> None:
         self.address = ""
-        self._endpoint = endpoint
+        self._places = places
         self._token = token
         self._tls = tls
         self._patience = patience
+        self._choose = choose
+        self._obeyed = obeyed
         self._connected = connected
         self._received = received
         self._disconnected = disconnected
-        self._protocol: Connection | None = None
+        self._connection: Connection | None = None
 
     async def run(self) -> None:
         """Connect, and connect again, until nobody could be reached for too long: then raises `Unreachable`."""
         loop = asyncio.get_running_loop()
         last, wait = loop.time(), FIRST_WAIT
-        told = False
+        told = silent = False
         while True:
-            tried = self._token()
-            try:
-                protocol = await connect(self._endpoint, tried, self._tls, self._receive)
-            except WrongToken as error:
-                if self._token() != tried:
-                    continue  # the file was left there by an earlier job, and has been replaced meanwhile
+            if loop.time() - last >= self._patience and silent:
                 raise Unreachable(
-                    f"the coordinator at {self._endpoint} has another token: set the same OUTLAST_TOKEN on every node"
-                ) from error
-            except (OSError, NoToken, WireError, asyncio.TimeoutError) as error:
-                hopeless = isinstance(error, (NotOutlast, NoToken))
-                if loop.time() - last >= (min(self._patience, SHORT_PATIENCE) if hopeless else self._patience):
-                    raise Unreachable(why_not(error, self._endpoint, self._patience, self._tls)) from error
-                if not told and loop.time() - last > 1.0:
-                    log.info("waiting for the coordinator at %s (%s)", self._endpoint, _brief(error))
-                    told = True
+                    f"no coordinator that may act was found within {self._patience:g} s: "
+                    "it needs more than half of the nodes of the last generation"
+                )
+            places, tried = self._places(), self._token()
+            reached, failed = await knock(places, tried, self._tls, self._receive, limit=max(1.0, 4 * wait))
+            connection = self._pick(reached)
+            if connection is None:
+                told = self._despair(reached, failed, tried, loop.time() - last, told)
                 await asyncio.sleep(wait * random.uniform(0.5, 1.0))
                 wait = min(2 * wait, LONGEST_WAIT)
                 continue
             wait, told = FIRST_WAIT, False
-            self._protocol, self.address = protocol, protocol.address
-            self._connected()
-            error_or_none = await protocol.closed
-            self._protocol = None
-            last = loop.time()
+            self._connection, self.address = connection, connection.address
+            before = self._obeyed()
+            self._connected(connection.standing)
+            error_or_none = await connection.closed
+            self._connection = None
+            silent = self._obeyed() == before
+            if not silent:
+                last = loop.time()
             log.debug("the connection to the coordinator ended: %s", error_or_none or "closed")
             self._disconnected()
 
-    def _receive(self, message: FromCoordinator) -> None:
-        if self._protocol is not None:
+    def _pick(self, reached: Sequence[Connection]) -> Connection | None:
+        index = self._choose([connection.standing for connection in reached])
+        for other, connection in enumerate(reached):
+            if other != index:
+                connection.close()
+        return reached[index] if index is not None else None
+
+    def _despair(
+        self,
+        reached: Sequence[Connection],
+        failed: Mapping[Endpoint, Exception],
+        tried: str | None,
+        since: float,
+        told: bool,
+    ) -> bool:
+        """Raise `Unreachable` if there is no hope left; else say once that we wait, and return whether we have."""
+        if reached or not failed:
+            return told
+        # Of several, the one that says most: somebody answers there.
+        place, error = max(failed.items(), key=lambda item: isinstance(item[1], (WireError, NoToken)))
+        if isinstance(error, WrongToken):
+            if self._token() != tried:
+                return told  # the file was left there by an earlier job, and has been replaced meanwhile
+            raise Unreachable(
+                f"the coordinator at {place} has another token: set the same OUTLAST_TOKEN on every node"
+            ) from error
+        hopeless = isinstance(error, (NotOutlast, NoToken))
+        if since >= (min(self._patience, SHORT_PATIENCE) if hopeless else self._patience):
+            where = ", ".join(str(place) for place in failed)
+            raise Unreachable(why_not(error, place, self._patience, self._tls, where)) from error
+        if not told and since > 1.0:
+            log.info("waiting for the coordinator at %s (%s)", place, _brief(error))
+            return True
+        return told
+
+    def _receive(self, connection: Connection, message: FromCoordinator) -> None:
+        if self._connection is connection:
             self._received(message)
 
     def send(self, message: FromAgent) -> None:
-        if self._protocol is not None:
-            self._protocol.send(message)
+        if self._connection is not None:
+            self._connection.send(message)
 
     def hang_up(self) -> None:
-        if self._protocol is not None:
-            self._protocol.abort()
+        if self._connection is not None:
+            self._connection.abort()
 
     async def close(self) -> None:
         """End the connection once what was sent is on its way."""
-        if self._protocol is not None:
-            protocol = self._protocol
-            protocol.close()
+        if self._connection is not None:
+            connection = self._connection
+            connection.close()
             try:
-                await asyncio.wait_for(asyncio.shield(protocol.closed), 1.0)
+                await asyncio.wait_for(asyncio.shield(connection.closed), 1.0)
             except asyncio.TimeoutError:
-                protocol.abort()
+                connection.abort()
+
+
+async def knock(
+    places: Sequence[Endpoint],
+    token: str | None,
+    tls: ssl.SSLContext | None,
+    receive: Callable[[Connection, FromCoordinator], None],
+    *,
+    limit: float,
+) -> tuple[list[Connection], dict[Endpoint, Exception]]:
+    """The coordinators that answer, of all these places at once, and why the others do not.
+
+    With several it waits no longer than `limit`, and hardly longer than until one says that it may act: a host that is
+    gone does not even refuse.
+    """
+    tasks = {asyncio.ensure_future(connect(place, token, tls, receive)): place for place in places}
+    loop = asyncio.get_running_loop()
+    end = loop.time() + (limit if len(places) > 1 else 2 * HANDSHAKE_TIMEOUT)
+    reached: list[Connection] = []
+    failed: dict[Endpoint, Exception] = {}
+    waiting = set(tasks)
+    try:
+        while waiting and loop.time() < end:
+            done, waiting = await asyncio.wait(waiting, timeout=end - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    reached.append(task.result())
+                elif isinstance(error, (OSError, NoToken, WireError, asyncio.TimeoutError)):
+                    failed[tasks[task]] = error
+                else:
+                    raise error
+            if any(connection.standing.acting for connection in reached):
+                end = min(end, loop.time() + OTHERS)
+    finally:
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
+    failed.update({tasks[task]: TimeoutError(errno.ETIMEDOUT, "no answer") for task in waiting})
+    return reached, failed
 
 
 async def connect(
-    endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None, receive: Callable[[FromCoordinator], None]
+    endpoint: Endpoint,
+    token: str | None,
+    tls: ssl.SSLContext | None,
+    receive: Callable[[Connection, FromCoordinator], None],
 ) -> Connection:
-    """A connection on which both ends have proved that they know the token."""
+    """A connection on which both ends have proved that they know the token, and the coordinator has said who it is."""
     loop = asyncio.get_running_loop()
     if token is None:
         # Whether somebody is there at all makes the difference between "too early" and "somebody else's".
@@ -206,10 +292,16 @@ async def connect(
         connection.ready.cancel()  # nobody asks any more
         connection.abort()
         raise NotOutlast("what listens there does not answer") from None
+    except asyncio.CancelledError:
+        connection.ready.cancel()
+        connection.abort()
+        raise
     return connection
 
 
-def why_not(error: Exception, where: Endpoint, patience: float, tls: ssl.SSLContext | None) -> str:
+def why_not(
+    error: Exception, where: Endpoint, patience: float, tls: ssl.SSLContext | None, everywhere: str = ""
+) -> str:
     """What to tell the user about a coordinator that cannot be reached."""
     if isinstance(error, NoToken):
         return (
@@ -228,7 +320,7 @@ def why_not(error: Exception, where: Endpoint, patience: float, tls: ssl.SSLCont
             "start every node with --tls or none; if not, choose another port"
         )
     return (
-        f"no coordinator answers at {where} after {patience:g} s ({_brief(error)}): "
+        f"no coordinator answers at {everywhere or where} after {patience:g} s ({_brief(error)}): "
         "check --rdzv-endpoint, and that the node that it names has been started"
     )
 

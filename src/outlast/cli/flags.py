@@ -143,7 +143,11 @@ def _add_torchrun(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -
     value("--nnodes", "1:1", "Number of nodes, or MIN:MAX.")
     value("--nproc-per-node", "1", "Workers per node: a number, auto, cpu, gpu, xpu.")
     value("--rdzv-backend", "static", "static or c10d; either way the nodes meet at Outlast's coordinator.")
-    value("--rdzv-endpoint", "", "HOST:PORT of the node that hosts the coordinator.")
+    value(
+        "--rdzv-endpoint",
+        "",
+        "HOST:PORT of the node that hosts the coordinator; more of them, after commas, where it may be later.",
+    )
     value("--rdzv-id", "none", "Name of the job.")
     value("--rdzv-conf", "", "More as KEY=VALUE,…: torchrun's keys, or settings of Outlast.")
     switch("--standalone", "A job on this machine alone: endpoint and job name are chosen for you.")

@@ -66,6 +66,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     if not loaded.settings.node_name.isprintable() or len(loaded.settings.node_name) > _LONGEST:
         raise ValueError(f"node_name must be text of at most {_LONGEST} characters")
     command = _command(args, environ)
+    others = _others(args)
     job, endpoint, host, node_rank = _meeting(args, low, high)
     if endpoint.port == 0 and is_host is False:
         raise ValueError("--rdzv-conf is_host=0 needs a port in --rdzv-endpoint at which another node listens")
@@ -79,6 +80,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         command=command,
         entrypoint=args.training_script,
         endpoint=endpoint,
+        others=others,
         host=host if is_host is None else is_host,
         node_rank=node_rank,
         local_addr=args.local_addr,
@@ -160,6 +162,17 @@ def _meeting(args: argparse.Namespace, low: int, high: int) -> tuple[str, Endpoi
     if endpoint.port == 0 and low > 1:
         raise ValueError("--rdzv-endpoint: port 0 is any free port, which other nodes cannot know; give one")
     return job, endpoint, True if endpoint.port == 0 else host, node_rank
+
+
+def _others(args: argparse.Namespace) -> tuple[Endpoint, ...]:
+    """All but the first of `--rdzv-endpoint a,b,c`, which is left with the first."""
+    first, *rest = (args.rdzv_endpoint or "").split(",")
+    args.rdzv_endpoint = first.strip()
+    default = STATIC_PORT if args.rdzv_backend == "static" else _C10D_PORT
+    others = tuple(endpoint_of("--rdzv-endpoint", text, default) for text in rest)
+    if any(other.port == 0 for other in others):
+        raise ValueError("--rdzv-endpoint: port 0 is any free port, which other nodes cannot know; give one")
+    return others
 
 
 def _c10d_endpoint(args: argparse.Namespace, high: int) -> Endpoint:

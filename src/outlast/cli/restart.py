@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from outlast import token as tokens
 from outlast.agent.errand import ask
-from outlast.agent.launcher import client_tls
 from outlast.agent.link import Unreachable
+from outlast.agent.seat import client_tls
 from outlast.cli.flags import Parser, add_settings, given_settings
 from outlast.cli.request import endpoint_of
 from outlast.config import Settings, load

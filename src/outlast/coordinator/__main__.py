@@ -15,7 +15,8 @@ from outlast import log
 from outlast.commission import Commission
 from outlast.coordinator import tls
 from outlast.coordinator.server import Server
-from outlast.messages import Over
+from outlast.journal import Journal, recall
+from outlast.messages import Over, Term
 
 LAST_WORDS = 5.0  # after the workers' own time to shut down, for agents to say goodbye
 
@@ -31,15 +32,33 @@ def main() -> int:
     listener.setblocking(False)
     context, binding = tls.server_side(commission.tls) if commission.tls is not None else (None, b"")
 
+    path = Path(commission.journal)
+    memory = recall(path) if commission.recall else None
+    term = commission.term
+    if memory is not None and memory.term >= term.number:
+        term = Term(memory.term + 1, term.by)
+    journal = Journal(path, fresh=not commission.recall)
+
     async def coordinate() -> Over:
-        server = Server(commission.rules, commission.token, binding=binding)
+        server = Server(
+            commission.rules,
+            commission.token,
+            binding=binding,
+            term=term,
+            run=commission.run,
+            memory=memory,
+            journal=journal,
+        )
         return await server.serve(listener, tls=context, linger=commission.shutdown_timeout + LAST_WORDS)
 
     try:
         over = asyncio.run(coordinate())
     finally:
+        journal.close()
         if commission.record:
             Path(commission.record).unlink(missing_ok=True)
+    if not commission.keep:
+        path.unlink(missing_ok=True)
     logger.debug("the coordinator ends: %s", over.reason)
     return 0
 

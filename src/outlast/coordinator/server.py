@@ -10,19 +10,21 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import Callable
 from socket import socket
 
 import msgspec
 
-from outlast.core.events import Asked, Command, Drop, Event, Joined, Lost, Note, Reply, Reported, Rules, Send, Tick
-from outlast.core.job import Job
-from outlast.core.liveness import Liveness
-from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report
+from outlast import clock
+from outlast.core.authority import Memory
+from outlast.core.events import Asked, Command, Drop, Event, Joined, Lost, Note, Remember, Reply, Reported, Send, Tick
+from outlast.core.job import FIRST, Job
+from outlast.core.liveness import ORPHANS, Liveness
+from outlast.journal import Began, Journal
+from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report, Rules, Standing, Term
 from outlast.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
-ORPHANS = 0.25  # seconds after an agent's end in which the kernel has killed its workers, on a busy machine too
+JOURNALLED = 0.2  # seconds within which what happened is written
 READ = 1 << 16
 ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
 BACKLOG = 4096  # the whole of a large job may knock at the same moment
@@ -45,6 +47,7 @@ class Peer(asyncio.BufferedProtocol):
         self._heard = False  # anything at all
         self._refused = False
         self._receiving = False
+        self._introduced = False
         self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -65,6 +68,9 @@ class Peer(asyncio.BufferedProtocol):
         try:
             payloads = self._wire.feed(bytes(self._server.buffer[:nbytes]))
             self._unsent.append(self._wire.take())
+            if self._wire.ready and not self._introduced:
+                self._introduced = True
+                self.send(self._server.standing())
             for payload in payloads:
                 self._received(_decoder.decode(payload))
         except (WireError, msgspec.DecodeError, RecursionError) as error:
@@ -135,7 +141,10 @@ class Server:
         token: str,
         *,
         binding: bytes = b"",
-        observe: Callable[[Event, float], None] | None = None,
+        term: Term = FIRST,
+        run: str = "",
+        memory: Memory | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.token = token
         self.binding = binding
@@ -144,14 +153,20 @@ class Server:
         # gives them back: with thousands of nodes that is half of a coordinator's work.
         self.buffer = memoryview(bytearray(READ))
         self._rules = rules
-        self._observe = observe
+        self._journal = journal
         self._of: dict[str, Peer] = {}
         self._liveness = Liveness(rules.node_timeout)
         self._loop = asyncio.get_running_loop()
-        self._job = Job(rules, self._loop.time())
+        self._job = Job(rules, clock.now(), term=term, run=run, memory=memory)
+        if journal is not None:
+            journal.began(Began(clock.now(), rules, term, run, memory))
         self._timer: asyncio.TimerHandle | None = None
+        self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()
         self._empty = asyncio.Event()
+
+    def standing(self) -> Standing:
+        return self._job.standing(self._now())
 
     async def serve(self, listener: socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
         """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
@@ -207,7 +222,7 @@ class Server:
         if node is None or self._of.get(node) is not peer:
             return
         if error is None:
-            self._lose(node, Lost(node, "its connection closed", self._now() + ORPHANS))
+            self._lose(node, Lost(node, "its connection closed", self._now() + ORPHANS, ended=True))
         else:
             # Nobody closed it, it broke: the agent may live on, and its workers until their lease ends.
             until = self._liveness.heard_at(node, self._now()) + self._rules.node_timeout
@@ -227,13 +242,15 @@ class Server:
     # -- the core
 
     def _now(self) -> float:
-        return self._loop.time()
+        return clock.now()
 
     def _feed(self, event: Event) -> list[Command]:
         now = self._now()
-        if self._observe is not None:
-            self._observe(event, now)
         commands = self._job.handle(event, now)
+        if self._journal is not None and not self._job.idle:
+            if not self._journal.waits:
+                self._loop.call_later(JOURNALLED, self._journal.flush)
+            self._journal.happened(now, event, self._job.answers, commands)
         for command in commands:
             self._carry_out(command)
         if self._job.outcome is not None and not self._over.done():
@@ -248,6 +265,8 @@ class Server:
                 peer.send(command.message)
         elif isinstance(command, Note):
             log.info("%s", command.text)
+        elif isinstance(command, Remember) and self._journal is not None:
+            self._journal.remember(command.memory)
         elif isinstance(command, Drop):
             peer = self._forget(command.node)
             if peer is not None:
@@ -261,14 +280,16 @@ class Server:
         if due is None:
             return
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._due <= due:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._tick)
+        self._due = due
+        self._timer = self._loop.call_later(due - self._now(), self._tick)
 
     def _tick(self) -> None:
         # This process may have been held up: what nodes said in the meantime is read before they are called silent.
         # (A timer that is due runs after the sockets that are ready.)
+        self._due = float("-inf")
         self._timer = self._loop.call_later(0, self._judge, self._now())
 
     def _judge(self, now: float) -> None:

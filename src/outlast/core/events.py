@@ -4,24 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from outlast.core.authority import Memory
 from outlast.messages import Answer, Ask, FromCoordinator, Join, Report
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job was asked to be. The same for its whole life."""
-
-    job: str
-    entrypoint: str
-    min_nodes: int
-    max_nodes: int
-    node_unit: int = 1
-    max_restarts: int = 0
-    infra_ranks: bool = True
-    last_call: float = 3.0
-    pend_timeout: float = 600.0
-    empty_timeout: float = 10.0
-    node_timeout: float = 3.0
-    restart_grace: float = 0.05
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -47,6 +31,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     node: str
     why: str
     until: float | None = None
+    ended: bool = False  # its agent is known to be no more
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
@@ -81,10 +66,16 @@ class Reply(msgspec.Struct, frozen=True):
     answer: Answer
 
 
+class Remember(msgspec.Struct, frozen=True):
+    """Write this down before anything that follows is done: should this coordinator be killed, it is needed."""
+
+    memory: Memory
+
+
 class Note(msgspec.Struct, frozen=True):
     """A decision and its reason, for people."""
 
     text: str
 
 
-Command = Send | Drop | Reply | Note
+Command = Send | Drop | Reply | Remember | Note

@@ -7,6 +7,8 @@ that says why. The rules, in the order in which they are applied:
 - STOPPING: nobody goes on until no worker of the old generation can be alive any more. Only then is it known
   why it ended: a worker that failed because another node was lost is that node's victim, and costs no restart.
 - FORMING: with MAX nodes at once, with MIN after a last call; below MIN it waits, and gives up at last.
+- GATHERING: a coordinator that comes to a running job, or has heard of another one, decides nothing before more than
+  half of the newest generation are with it. If all of them come, nobody is restarted.
 
 Work per event is constant but for the forming and stopping of a generation, which are linear in its nodes.
 """
@@ -18,6 +20,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
+from outlast.core.authority import Authority, Memory
 from outlast.core.events import (
     Asked,
     Command,
@@ -26,19 +29,21 @@ from outlast.core.events import (
     Joined,
     Lost,
     Note,
+    Remember,
     Reply,
     Reported,
-    Rules,
     Send,
 )
-from outlast.core.liveness import BEATS, lease_of
-from outlast.core.roster import Candidate, assign, choose, rank, world_of
+from outlast.core.liveness import BEATS, ORPHANS, lease_of
+from outlast.core.member import Member
+from outlast.core.roster import assign, choose, rank, world_of
 from outlast.messages import (
     PROTOCOL,
     Ack,
     Answer,
     Ask,
     Assignment,
+    Charter,
     Failure,
     FromCoordinator,
     Join,
@@ -46,9 +51,13 @@ from outlast.messages import (
     Over,
     Refuse,
     Report,
+    Rules,
+    Standing,
     Start,
     State,
     Stop,
+    Successor,
+    Term,
     Welcome,
 )
 
@@ -56,46 +65,16 @@ FIRST_NODE = 30.0  # seconds in which the first node has to come
 NAMES_SHOWN = 8  # of nodes, in one line
 SHORT = 2000  # characters of a failure that followed another
 FAILURES_KEPT = 16  # of one generation, the first ones
+FIRST = Term(1)
+SUCCESSORS = 8  # nodes that know that they may have to host the coordinator
 
 
 class Phase(str, Enum):
+    GATHERING = "gathering"
     FORMING = "forming"
     RUNNING = "running"
     STOPPING = "stopping"
     OVER = "over"
-
-
-class _Node:
-    """What the job knows about one life of one agent."""
-
-    __slots__ = ("connected", "join", "report", "sent", "until")
-
-    def __init__(self, join: Join) -> None:
-        self.join = join
-        self.connected = True
-        self.report = join.report
-        self.sent = join.report.generation  # the newest generation that it may have been told to start
-        self.until: float | None = None
-
-    @property
-    def name(self) -> str:
-        return self.join.name
-
-    @property
-    def leaving(self) -> bool:
-        return self.report.leaving is not Leaving.NO
-
-    @property
-    def clear(self) -> bool:
-        """No worker runs there, and none of a generation that it was ever told to start can start any more."""
-        return self.report.clear and (self.leaving or self.report.floor >= self.sent)
-
-    def candidate(self) -> Candidate:
-        j = self.join
-        port = self.report.store_port
-        return Candidate(
-            node=j.node, name=j.name, nproc=j.nproc, role=j.role, addr=j.addr, store_port=port, infra_rank=j.infra_rank
-        )
 
 
 class Job:
@@ -106,27 +85,108 @@ class Job:
     ('forming', 30.0)
     """
 
-    def __init__(self, rules: Rules, now: float) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        now: float,
+        *,
+        term: Term = FIRST,
+        run: str = "",
+        memory: Memory | None = None,
+        charter: Charter | None = None,
+    ) -> None:
         self.rules = rules
+        self.term = term
+        self.run = run
         self.phase = Phase.FORMING
         self.generation = 0
         self.restarts = 0
+        self._charged = 0  # of them, before the newest generation was formed
         self.outcome: Over | None = None
+        self.idle = False  # the last event changed nothing that decisions depend on
         self._began = now
-        self._highest = 0  # the newest generation that any node has heard of, of this coordinator or another
-        self._nodes: dict[str, _Node] = {}
+        self._formed = 0  # how many generations there were
+        self._closed = 0  # the newest one whose end has been judged
+        self._authority = Authority(rules, now)
+        self._successors: tuple[Successor, ...] = ()
+        self._nodes: dict[str, Member] = {}
+        self._holders: dict[str, str] = {}  # of places: the newest node with each key
         self._connected = 0
-        self._ready: dict[str, _Node] = {}
+        self._ready: dict[str, Member] = {}
         self._roster: dict[str, Assignment] = {}
-        self._waiting: set[str] = set()  # members of the roster whose workers may be alive
+        self._absent: dict[str, str] = {}  # names of members that have not come to this coordinator yet, where known
+        self._places: dict[str, Assignment] = {}  # theirs, where known
+        self._bound = False  # those who gather have been asked for their promise
+        self._took_over = False  # this coordinator has begun to act in its term
+        self._free: float | None = None  # until then workers may be alive that only another coordinator knows of
+        self._powerless: float | None = None  # since when this coordinator may not act
+        self._said_powerless = False
+        self._waiting: set[str] = set()  # nodes whose workers may be alive
         self._ghosts: dict[str, float] = {}  # those of them that cannot be asked, and until when
         self._unfinished: set[str] = set()  # members whose workers have not all exited with 0
         self._failures: list[Failure] = []  # of this generation
         self._departed: list[str] = []  # why this generation ends, other than by a worker's failure
+        self._hearsay = False  # nobody here knows why this generation was stopped, if it was: the nodes do not
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
         self._out: list[Command] = []
+        if memory is not None:
+            self._recall(memory, now)
+        if charter is not None and self._is_news(charter):
+            self._regather(FIRST, charter, now)
+            self.term = term
+        if term.number > FIRST.number and self.phase is Phase.FORMING:
+            self._free = now + rules.node_timeout  # nobody has told yet what the life before this one has started
+
+    def _recall(self, memory: Memory, now: float) -> None:
+        """Go on where a coordinator was killed. Whoever is connected will say so."""
+        self.run, self.restarts, self.outcome = memory.run, memory.restarts, memory.outcome
+        self._formed, self._closed, self._charged = memory.formed, memory.closed, memory.charged
+        self._failures, self._departed = list(memory.failures), list(memory.departed)
+        self._hearsay = memory.hearsay
+        self._authority = Authority(self.rules, now, memory.electorates)
+        self._successors = memory.successors
+        self._places, self._absent = dict(memory.roster), dict(memory.names)
+        if memory.electorates:
+            self.generation = memory.electorates[0].generation
+            self.phase = Phase.GATHERING
+            self._authority.renew(now)
+        if memory.outcome is not None:
+            self.phase = Phase.OVER
+
+    def memory(self) -> Memory:
+        """What this coordinator would need if it were killed now."""
+        return Memory(
+            run=self.run,
+            term=self.term.number,
+            restarts=self.restarts,
+            charged=self._charged,
+            formed=self._formed,
+            closed=self._closed,
+            roster={**self._places, **self._roster},
+            names={**self._absent, **{name: self._nodes[name].name for name in self._roster}},
+            electorates=tuple(self._authority.electorates),
+            successors=self._successors,
+            failures=tuple(self._failures),
+            departed=tuple(self._departed),
+            hearsay=self._hearsay if self.phase is Phase.GATHERING else self.phase is Phase.RUNNING,
+            outcome=self.outcome,
+        )
+
+    @property
+    def answers(self) -> str:
+        """What the authority answered during the last event, for its replay; nothing where it was always yes."""
+        given = self._authority.answers
+        return "" if all(given) else "".join("01"[answer] for answer in given)
+
+    def foretell(self, answers: str) -> None:
+        """In a replay: what the authority is going to answer during the next event."""
+        self._authority.foretold = [answer == "1" for answer in answers] or [True]
+
+    def standing(self, now: float) -> Standing:
+        """What this coordinator says to anybody who knocks."""
+        return Standing(self.term, self._authority.acts(now))
 
     @property
     def roster(self) -> dict[str, Assignment]:
@@ -142,14 +202,24 @@ class Job:
         """When `Tick` is due, if nothing else happens before."""
         if self.phase is Phase.OVER:
             return None
-        if self.phase is Phase.STOPPING:
-            return min(self._ghosts.values(), default=None)
-        times = [t for t in (self._last_call, self._pend, self._empty) if t is not None]
-        return min(times, default=None)
+        if self._powerless is not None:
+            patience = self.rules.pend_timeout if self._said_powerless else self.rules.node_timeout
+            times = [self._powerless + patience, self._empty]
+        elif self.phase is Phase.STOPPING:
+            times = [self._free, *self._ghosts.values()]
+        elif self.phase is Phase.FORMING:
+            times = [self._free, self._last_call, self._pend, self._empty, *self._ghosts.values()]
+        elif self.phase is Phase.GATHERING:
+            times = [self._free, self._empty]
+        else:
+            times = [self._last_call, self._pend, self._empty]
+        return min((t for t in times if t is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; what comes out is to be done in this order."""
         self._out = []
+        self.idle = False
+        self._authority.answers.clear()
         if isinstance(event, Reported):
             self._reported(event.node, event.report, now)
         elif isinstance(event, Joined):
@@ -172,26 +242,51 @@ class Job:
             self._out.append(Drop(join.node))
             return
         node = self._nodes.get(join.node)
-        if node is not None and join.report.seq <= node.report.seq:
+        if self.outcome is not None and self._is_overtaken(join, node):
+            if not self.outcome.success:
+                self._out.append(Drop(join.node))  # others went on without this coordinator: its end is not theirs
+                return
+            self.term = self._above(join.term)  # what is done is done, whoever it has obeyed since
+        if node is not None and join.connection <= node.join.connection:
             # The agent left this connection before it made the one that this has just replaced, and its end will
             # not mean that the agent has ended. It must come back on a third.
             self._out.append(Drop(join.node))
             self._lost(Lost(join.node, "an old connection of it came late", now + self.rules.node_timeout), now)
             return
         if node is None:
-            node = self._nodes[join.node] = _Node(join)
+            node = self._nodes[join.node] = Member(join)
             self._connected += 1
         else:
             self._connected += not node.connected
             node.join, node.connected, node.until = join, True, None
             node.sent = max(node.sent, join.report.generation)
+            node.acks.clear()
         self._empty = None
-        self._highest = max(self._highest, join.report.floor, join.report.generation)
+        if join.key:
+            self._supersede(join, now)
+        self._learn(join, node, now)
         r = self.rules
-        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r.node_timeout), r.restart_grace))
+        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace))
         self._reported(join.node, join.report, now, again=True)
+        self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
             self._note(f"node {join.name} waits as a spare")
+
+    def _supersede(self, join: Join, now: float) -> None:
+        """A place is held by one agent at a time: whoever held it before has ended, however its connection looks."""
+        before = self._holders.get(join.key)
+        self._holders[join.key] = join.node
+        if before is None or before == join.node or before not in self._nodes:
+            return
+        node = self._nodes[before]
+        if node.connected:
+            self._out.append(Drop(before))
+            self._lost(Lost(before, "a new life of it has come", now + ORPHANS, ended=True), now)
+            return
+        self._authority.ended(before)
+        if node.until is not None:
+            node.until = min(node.until, now + ORPHANS)
+            self._place(before, node)
 
     def _refusal(self, join: Join) -> str:
         r = self.rules
@@ -209,9 +304,105 @@ class Job:
                 f"this endpoint serves a job that runs {r.entrypoint!r}, not {join.entrypoint!r}: "
                 "another job needs another port"
             )
+        if join.charter is not None and self.generation and join.charter.run != self.run:
+            return "it took part in an earlier run of this job, and this is another one: start it anew"
         if theirs != mine:
             return f"this job runs with --nnodes={mine}, not {theirs}: start all of its nodes with the same --nnodes"
         return ""
+
+    def _learn(self, join: Join, node: Member, now: float) -> None:
+        """What a node knows of terms and generations that this coordinator may have missed."""
+        charter, newest = join.charter, self._authority.newest
+        if self.phase is not Phase.OVER:
+            if charter is not None and self._is_news(charter):
+                self._regather(join.term, charter, now)
+            elif self._is_overtaken(join, node):
+                self._regather(join.term, None, now)
+            elif charter is not None and newest is not None and len(charter.ballots) == 1:
+                told = charter.ballots[0]
+                if not self._authority.settled and (told.generation, told.formed) == (newest.generation, newest.formed):
+                    self._authority.forget_older()
+        self._authority.came(join.node, charter)
+        if self.phase is Phase.GATHERING:
+            self._take_back(join)
+
+    def _is_news(self, charter: Charter) -> bool:
+        newest = self._authority.newest
+        return bool(charter.ballots) and (newest is None or charter.ballots[0].age > newest.age)
+
+    def _is_overtaken(self, join: Join, node: Member | None) -> bool:
+        """Whether the node has obeyed a term that is as new as this coordinator's, and not this coordinator's.
+
+        The same number can be another's, also of the same agent's: of a life whose journal was lost.
+        """
+        told = node.told if node is not None and join.term.by == self.term.by else 0
+        return join.term.number >= self.term.number and join.term.number > told
+
+    def _above(self, term: Term) -> Term:
+        return Term(max(self.term.number, term.number) + 1, self.term.by)
+
+    def _regather(self, term: Term, charter: Charter | None, now: float) -> None:
+        """Somebody else has coordinated, or tried to: begin a new term, and take the newest generation from them."""
+        self.term = self._above(term)
+        self._authority.renew(now)
+        if charter is not None:
+            self.run, self.generation = charter.run, charter.ballots[0].generation
+            self.restarts = self._charged = charter.restarts
+            self._authority.adopt(charter)
+            self._successors = charter.successors
+            self._roster, self._places = {}, {}
+            self._absent = {s.node: s.name for s in charter.successors}
+            self._failures, self._departed, self._hearsay = [], [], True
+        if self._authority.newest is not None and self.phase is not Phase.OVER:
+            self.phase = Phase.GATHERING
+            self._bound, self._took_over, self._free, self._last_call = False, False, None, None
+            for name in [name for name in self._roster if not self._nodes[name].connected]:
+                self._misses(name)
+            for node in self._nodes.values():
+                if node.connected and charter is not None:
+                    self._authority.came(node.join.node, node.join.charter)
+                    self._take_back(node.join)
+
+    def _misses(self, name: str) -> None:
+        """A member is not here, and may come back."""
+        self._places[name] = self._roster.pop(name)
+        self._absent[name] = self._nodes[name].name
+
+    def _take_back(self, join: Join) -> None:
+        """A member of the generation that is being gathered has come."""
+        place = join.assignment
+        if place is None or place.generation != self.generation:
+            place = self._places.get(join.node)
+        self._absent.pop(join.node, None)
+        if place is not None:
+            self._places.pop(join.node, None)
+            self._roster[join.node] = place
+            self._nodes[join.node].sent = max(self._nodes[join.node].sent, self.generation)
+
+    def _bind(self, now: float) -> None:
+        """Once those who are here are enough, ask all of them for their promise."""
+        if self._bound or self.phase is not Phase.GATHERING or not self._authority.could_act(now):
+            return
+        self._bound = True
+        for name, node in self._nodes.items():
+            if node.connected:
+                self._ack(name, node, now)
+
+    def _ack(self, name: str, node: Member, now: float) -> None:
+        """Answer a node's newest report, with a lease if this coordinator may act, and not at all if it never could."""
+        leased = self._authority.acts(now)
+        if leased or self._authority.could_act(now):
+            node.acked(node.report.seq, now)
+            self._send(name, Ack(node.report.seq, self.term.number, leased))
+
+    def _charter(self, name: str) -> Charter:
+        ballots = tuple(e.ballot(name) for e in self._authority.electorates)
+        return Charter(self.run, self.rules, ballots, self._successors, self._charged)
+
+    @property
+    def _known(self) -> tuple[int, int, int]:
+        newest = self._authority.newest
+        return (newest.affirmed, newest.generation, len(self._authority.electorates)) if newest else (0, 0, 0)
 
     def _reported(self, name: str, report: Report, now: float, *, again: bool = False) -> None:
         node = self._nodes.get(name)
@@ -219,31 +410,59 @@ class Job:
             return
         known = node.report
         if report.seq < known.seq or (report.seq == known.seq and not again):
+            self.idle = True
             return  # late or doubled: what it says is no longer true
         node.report = report
         changed = _changed(known, report)
-        if again or not changed or self.phase is not Phase.STOPPING or not node.clear:
-            self._send(name, Ack(report.seq))  # else `Start` is about to say it, and one message less is sent to all
+        busy = self._is_busy
+        repeated = node.repeated(report.acked)
+        if repeated is not None:
+            self._authority.supported(name, repeated)
+        if report.known[:2] == self._known[:2]:
+            self._authority.knows(name)
+        self._authority.settle(now)
+        # A node that has become clear may be about to hear a `Start`, which says it as well.
+        late = changed and not again and self.phase is Phase.STOPPING and node.clear
+        if not late:
+            self._ack(name, node, now)
         if again or changed:
             self._digest(name, node, now)
+        if again or changed or busy:
             self._settle(now)
+        if late and (self.phase is not Phase.RUNNING or name not in self._roster):
+            self._ack(name, node, now)
         if again or not changed or node.leaving:
-            self._remind(name, node)
+            self._remind(name, node, now)
+        self.idle = not (again or changed or busy or self._is_busy) and all(_is_ack(command) for command in self._out)
 
-    def _remind(self, name: str, node: _Node) -> None:
+    @property
+    def _is_busy(self) -> bool:
+        """Whether even a heartbeat may change what is decided, for it may bring the authority to do so."""
+        return self._powerless is not None or self.phase is Phase.GATHERING or not self._authority.settled
+
+    def _remind(self, name: str, node: Member, now: float) -> None:
         """Say again what the node does not seem to have heard."""
         report = node.report
         member = self.phase is Phase.RUNNING and name in self._roster
         if self.outcome is not None:
-            self._send(name, self.outcome)
+            self._send(name, replace(self.outcome, term=self.term.number))
+        elif not self._authority.acts(now) or self.phase is Phase.GATHERING:
+            return
         elif not member and not node.clear:
-            self._send(name, Stop(node.sent, graceful=node.leaving))
+            self._send(name, Stop(node.sent, self.term.number, graceful=node.leaving))
         elif node.leaving and node.clear:
-            self._send(name, Over(False, f"node {node.name} was drained", left=True))
+            drained = f"node {node.name} was drained"
+            self._send(name, Over(False, drained, left=True, term=self.term.number))
         elif member and report.generation < self.generation and report.floor < self.generation:
-            self._send(name, Start(self._roster[name], report.seq))
+            self._start(name, node, now)
+        elif report.known != self._known:
+            self._send(name, self._charter(name))
 
-    def _digest(self, name: str, node: _Node, now: float) -> None:
+    def _start(self, name: str, node: Member, now: float) -> None:
+        node.acked(node.report.seq, now)
+        self._send(name, Start(self._roster[name], self.term.number, self._charter(name), node.report.seq))
+
+    def _digest(self, name: str, node: Member, now: float) -> None:
         """Take a changed report to heart."""
         report = node.report
         if report.leaving is Leaving.INTERRUPT:
@@ -264,19 +483,18 @@ class Job:
         elif report.state is State.FINISHED:
             self._unfinished.discard(name)
 
-    def _place(self, name: str, node: _Node) -> None:
+    def _place(self, name: str, node: Member) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
         if node.connected and node.clear and not node.leaving:
             self._ready[name] = node
         else:
             self._ready.pop(name, None)
-        if name in self._roster:
-            gone = node.clear if node.connected else node.until is None
-            (self._waiting.discard if gone else self._waiting.add)(name)
-            if node.until is None:
-                self._ghosts.pop(name, None)
-            else:
-                self._ghosts[name] = node.until
+        gone = node.clear if node.connected else node.until is None
+        (self._waiting.discard if gone else self._waiting.add)(name)
+        if node.until is None:
+            self._ghosts.pop(name, None)
+        else:
+            self._ghosts[name] = node.until
 
     def _lost(self, event: Lost, now: float) -> None:
         node = self._nodes.get(event.node)
@@ -285,13 +503,23 @@ class Job:
         node.connected = False
         node.until = None if node.clear else event.until
         self._connected -= 1
+        if event.ended:
+            self._authority.ended(event.node)
+        else:
+            self._authority.went(event.node)
         if self.phase is Phase.OVER:
             return
         self._place(event.node, node)
         if not self._connected:
             self._empty = now if node.leaving else now + self.rules.empty_timeout
         why = f"node {node.name} left" if node.leaving else f"node {node.name} was lost: {event.why}"
-        active = self.phase is Phase.STOPPING or (self.phase is Phase.RUNNING and event.node in self._unfinished)
+        if self.phase is Phase.GATHERING:
+            self._bound = self._bound and self._authority.could_act(now)
+            if not event.ended and event.node in self._roster:
+                self._misses(event.node)
+        active = self.phase in (Phase.STOPPING, Phase.GATHERING) or (
+            self.phase is Phase.RUNNING and event.node in self._unfinished
+        )
         if event.node in self._roster and active:
             self._depart(why)
         else:
@@ -315,6 +543,13 @@ class Job:
 
     def _settle(self, now: float) -> None:
         """Apply the rules until nothing changes."""
+        if self.phase is Phase.OVER or not self._may_decide(now):
+            return
+        if self._free is not None and now >= self._free:
+            self._free = None
+        for name in [name for name, until in self._ghosts.items() if now >= until]:
+            self._nodes[name].until = None
+            self._place(name, self._nodes[name])
         phase = None
         while phase is not self.phase:
             phase = self.phase
@@ -324,6 +559,77 @@ class Job:
                 self._while_stopping(now)
             elif phase is Phase.FORMING:
                 self._while_forming(now)
+            elif phase is Phase.GATHERING:
+                self._while_gathering(now)
+
+    def _may_decide(self, now: float) -> bool:
+        if self._authority.acts(now):
+            self._powerless = None
+            return True
+        if self._empty is not None and now >= self._empty:
+            self._end(False, "no node is left", now)
+            return False
+        here = len(self._roster) if self.phase is Phase.GATHERING else self._connected_members()
+        newest = self._authority.newest
+        size = newest.size if newest is not None else 0
+        lacking = f"only {here} of the {size} nodes of generation {self.generation} are here"
+        if self._powerless is None:
+            self._powerless, self._said_powerless = now, False
+        elif not self._said_powerless and now >= self._powerless + self.rules.node_timeout:
+            self._said_powerless = True
+            if self._connected:
+                self._note(f"{lacking}, and the others may go on without them: nothing is decided before more come")
+        elif now >= self._powerless + self.rules.pend_timeout:
+            self._end(False, f"{lacking}, for {self.rules.pend_timeout:g} s (pend_timeout)", now)
+        return False
+
+    def _connected_members(self) -> int:
+        return sum(self._nodes[name].connected for name in self._roster)
+
+    def _while_gathering(self, now: float) -> None:
+        newest = self._authority.newest
+        assert newest is not None
+        if self._empty is not None and now >= self._empty:
+            self._end(False, "no node is left", now)
+            return
+        if not self._took_over:
+            # From here on no other coordinator acts, so the leases that one gave end within the node time-out.
+            self._took_over = True
+            self._free = now + self.rules.node_timeout
+            self._authority.affirm(self.term.number)
+            self._out.append(Remember(self.memory()))
+            for name, node in self._nodes.items():
+                if node.connected:
+                    self._ack(name, node, now)
+                    self._send(name, self._charter(name))
+        missing = newest.size - len(self._roster)
+        if missing and self._free is not None:
+            return
+        absent, self._absent, self._places = self._absent, {}, {}
+        if self._closed == self.generation:
+            self.phase = Phase.FORMING
+            return
+        self._unfinished = set(self._roster)
+        self.phase = Phase.RUNNING
+        departed, self._departed = self._departed, []
+        for why in departed:
+            self._depart(why)
+        if missing:
+            self._unfinished.add("")  # nobody knows whether those who are missing had finished
+            named = f" ({', '.join(list(absent.values())[:NAMES_SHOWN])})" if absent else ""
+            self._depart(f"{_count(missing, 'node')} of {newest.size} did not come back{named}")
+        else:
+            size = _count(newest.size, "node")
+            self._note(f"term {self.term.number}: took over generation {self.generation}, {size}")
+        stopped = [self._nodes[name] for name in self._roster if self._nodes[name].stopped]
+        why = f"the workers of {_names(stopped)} had been stopped"
+        if stopped and self._hearsay:
+            self._depart(why)
+        for name in self._roster:
+            self._digest(name, self._nodes[name], now)
+        if stopped and self.phase is Phase.RUNNING:
+            self._depart(why)
+        self._hearsay = False
 
     def _while_running(self, now: float) -> None:
         r = self.rules
@@ -340,14 +646,14 @@ class Job:
             self._last_call = None
 
     def _while_stopping(self, now: float) -> None:
-        for name in [name for name, until in self._ghosts.items() if now >= until]:
-            self._nodes[name].until = None
-            self._place(name, self._nodes[name])
         if self._waiting:
             return
         if not self._unfinished:
             self._end(True, "every worker finished", now)
             return
+        if self._free is not None:
+            return
+        self._closed = self.generation
         if self._failures and not self._departed:
             root = self._failures[0]
             what = f"rank {root.rank} on node {root.node} failed ({_ending(root.exit_code)})"
@@ -360,8 +666,8 @@ class Job:
             self._note(f"restart {self.restarts} of {self.rules.max_restarts}: {what}")
         self.phase = Phase.FORMING
         size = self._world(len(self._ready))
-        if size:
-            self._form(size)
+        if size and self._authority.settled:
+            self._form(size, now)
 
     def _while_forming(self, now: float) -> None:
         size = self._world(len(self._ready))
@@ -376,10 +682,12 @@ class Job:
             elif now >= self._pend:
                 waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
                 self._end(False, f"waited {waited} for {self._needed()}", now)
+        elif not self._authority.settled or self._waiting or self._free is not None:
+            self._last_call = None  # the last generation is still being told of, or workers of another may be alive
         else:
             self._pend = None
             if size == self._world(self.rules.max_nodes) or self._is_due(now):
-                self._form(size)
+                self._form(size, now)
 
     def _is_due(self, now: float) -> bool:
         """Whether the last call is over; the first question starts it."""
@@ -387,27 +695,47 @@ class Job:
             self._last_call = now + self.rules.last_call
         return now >= self._last_call
 
-    def _form(self, size: int) -> None:
+    def _form(self, size: int, now: float) -> None:
         r = self.rules
         ready = [node.candidate() for node in self._ready.values()]
-        last = {name: place.group_rank for name, place in self._roster.items()}
+        last = self._last_ranks()
         members = rank(choose(ready, size, last=last, infra=r.infra_ranks), last=last, infra=r.infra_ranks)
-        self.generation = self._highest = max(self.generation, self._highest) + 1
+        base = self._authority.newest
+        # Coordinators of other terms may each have numbered a generation after the same one, and none knows of it.
+        skipped = self.term.number - (base.formed if base is not None else FIRST.number)
+        self.generation = (base.generation if base is not None else 0) + skipped + 1
+        self._formed += 1
+        self._charged = self.restarts
         self._roster = assign(members, generation=self.generation, restart_count=self.restarts)
         self._last_call = self._pend = None
-        self._waiting, self._ghosts = set(self._roster), {}
+        self._waiting = set(self._roster)
         self._unfinished = set(self._roster)
         self._failures, self._departed = [], []
         self.phase = Phase.RUNNING
-        for name, place in self._roster.items():
+        head = self.term.by if self.term.by in self._roster else members[0].node
+        self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
+        self._successors = tuple(
+            Successor(j.node, j.name, j.addr, j.port) for j in (self._nodes[m.node].join for m in members) if j.port
+        )[:SUCCESSORS]
+        self._out.append(Remember(self.memory()))
+        for name in self._roster:
             node = self._nodes[name]
             node.sent = self.generation
             del self._ready[name]
-            self._send(name, Start(place, node.report.seq))
+            self._start(name, node, now)
         world = self._roster[members[0].node].world_size
         spare = f", {len(self._ready)} spare" if self._ready else ""
         shown = _names(self._nodes[m.node] for m in members)
         self._note(f"generation {self.generation}: {_count(size, 'node')}, {_count(world, 'rank')}{spare} ({shown})")
+
+    def _last_ranks(self) -> dict[str, int]:
+        """Who had which rank. A new life of a node that was lost takes its place: its memory is there."""
+        last = {name: place.group_rank for name, place in self._roster.items()}
+        free = {self._nodes[name].name: place for name, place in last.items() if name not in self._ready}
+        for name, node in self._ready.items():
+            if name not in last and node.name in free:
+                last[name] = free.pop(node.name)
+        return last
 
     def _failed(self, failures: tuple[Failure, ...]) -> None:
         seen = {(f.rank, f.pid) for f in self._failures}
@@ -431,21 +759,23 @@ class Job:
         self.phase = Phase.STOPPING
         self._last_call = None
         self._note(f"generation {self.generation} ends: {why}")
+        self._out.append(Remember(self.memory()))
         for name in self._roster:
             node = self._nodes[name]
             if node.connected:
-                self._send(name, Stop(self.generation, graceful=node.leaving))
+                self._send(name, Stop(self.generation, self.term.number, graceful=node.leaving))
 
     def _end(self, success: bool, reason: str, now: float) -> None:
         if self.phase is Phase.OVER:
             return
         self.phase = Phase.OVER
-        took = f"{now - self._began:.1f} s, {_count(self.generation, 'generation')}, {_count(self.restarts, 'restart')}"
+        took = f"{now - self._began:.1f} s, {_count(self._formed, 'generation')}, {_count(self.restarts, 'restart')}"
         self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})")
         # The root with all that it said, its followers in short: this goes to every node.
         short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
         failures = () if success else (*self._failures[:1], *short)
-        self.outcome = Over(success, reason, failures)
+        self.outcome = Over(success, reason, failures, term=self.term.number)
+        self._out.append(Remember(self.memory()))
         for name, node in self._nodes.items():
             if node.connected:
                 self._send(name, self.outcome)
@@ -463,6 +793,8 @@ class Job:
         return f"at least {_count(r.min_nodes, 'node')}{unit}; {here}"
 
     def _send(self, node: str, message: FromCoordinator) -> None:
+        if isinstance(message, Ack | Start | Stop | Over) and node in self._nodes:
+            self._nodes[node].told = message.term
         self._out.append(Send(node, message))
 
     def _note(self, text: str) -> None:
@@ -478,7 +810,12 @@ def _changed(old: Report, new: Report) -> bool:
         or old.store_port != new.store_port
         or old.leaving is not new.leaving
         or old.failures != new.failures
+        or old.known != new.known
     )
+
+
+def _is_ack(command: Command) -> bool:
+    return isinstance(command, Send) and isinstance(command.message, Ack)
 
 
 def _ending(exit_code: int) -> str:
@@ -489,7 +826,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _names(nodes: Iterable[_Node]) -> str:
+def _names(nodes: Iterable[Member]) -> str:
     names = [n.name for n in nodes]
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from outlast.messages import Rules
+
 LEASE_SHARE = 0.75  # of the node time-out: the rest is the margin for killing workers and for slow clocks
-BEATS = 3  # heartbeats per node time-out
+ORPHANS = 0.25  # seconds after an agent's end in which the kernel has killed its workers, on a busy machine too
+BEATS = 4  # heartbeats per node time-out: a report repeats the answer to the one before, and both must be fresh
 
 
-def lease_of(node_timeout: float) -> float:
+def lease_of(rules: Rules) -> float:
     """How long an agent lets its workers run on since it sent the last report that was acknowledged.
 
     It ends before the coordinator's patience does: the coordinator counts from when it heard that report,
     which is later, and waits longer. So the workers are gone before anybody may take their place.
     """
-    return LEASE_SHARE * node_timeout
+    if rules.alone:
+        return float("inf")  # nobody can take its place
+    return LEASE_SHARE * rules.node_timeout
 
 
 class Liveness:

@@ -3,25 +3,34 @@
 It starts a generation only when told, only once, only with nothing else alive, and only while it holds a lease.
 It stops its workers when told, when one of them fails, and when its lease runs out: whoever cannot reach
 the coordinator must assume that the others go on without it.
+
+It obeys one coordinator at a time, and never one of an older term than it has obeyed before. For a while after each
+answer it joins no other; when that time has passed and none can be reached, it may have to host the next one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from outlast.core.liveness import LEASE_SHARE
+from outlast.core.authority import PROMISE_SHARE
+from outlast.core.liveness import BEATS
 from outlast.messages import (
     Ack,
     Assignment,
+    Charter,
     Failure,
     FromCoordinator,
     Leaving,
     Over,
     Refuse,
     Report,
+    Standing,
     Start,
     State,
     Stop,
+    Term,
     Welcome,
 )
 
@@ -29,7 +38,9 @@ FIRST_PATIENCE = 10.0  # with a coordinator that has not said how long its lease
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A new connection stands; what comes on an older one no longer counts."""
+    """A new connection stands, to the coordinator that said this; what comes on an older one no longer counts."""
+
+    standing: Standing
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -61,11 +72,15 @@ class Leave(msgspec.Struct, frozen=True):
     how: Leaving
 
 
+class NotHosted(msgspec.Struct, frozen=True):
+    """The coordinator that was to be hosted here is not."""
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed: a deadline may be due."""
 
 
-Event = Connected | Disconnected | Received | Exited | Cleared | Leave | Tick
+Event = Connected | Disconnected | Received | Exited | Cleared | Leave | NotHosted | Tick
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -86,6 +101,22 @@ class StopWorkers(msgspec.Struct, frozen=True):
     grace: float | None
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """Workers may live until then, and no longer."""
+
+    until: float
+
+
+class Host(msgspec.Struct, frozen=True):
+    """No coordinator can be reached, and it is this node's turn: start one, of this term."""
+
+    term: Term
+
+
+class Retire(msgspec.Struct, frozen=True):
+    """Another coordinator leads the job: end the one that is hosted here."""
+
+
 class Hangup(msgspec.Struct, frozen=True):
     """The coordinator has been silent for too long: close this connection and try another."""
 
@@ -96,19 +127,26 @@ class Exit(msgspec.Struct, frozen=True):
     over: Over
 
 
-Command = Tell | StartWorkers | StopWorkers | Hangup | Exit
+Command = Tell | StartWorkers | StopWorkers | Lease | Host | Retire | Hangup | Exit
 
 
 class Node:
     """The decisions of one life of one agent.
 
-    >>> node = Node()
-    >>> node.handle(Connected(), now=0.0)[0].first
+    >>> node = Node("a")
+    >>> node.handle(Connected(Standing(Term(1, "a"), True)), now=0.0)[0].first
     True
     """
 
-    def __init__(self, store_port: int = 0) -> None:
+    def __init__(self, me: str, store_port: int = 0) -> None:
+        self.me = me
         self.store_port = store_port
+        self.term = Term()
+        self.charter: Charter | None = None
+        self.assignment: Assignment | None = None
+        self.connection = 0
+        self.hosting = False
+        self._hosted = 0  # the number of the newest term of a coordinator that was hosted here
         self.generation = 0
         self.state = State.IDLE
         self.clear = True
@@ -120,6 +158,13 @@ class Node:
         self._over: Over | None = None
         self._exited = False
         self._connected = False
+        self._peer = ""  # whose coordinator this node is connected to, or was
+        self._promised = float("-inf")  # until then this node joins no other
+        self._obeyed = 0.0
+        self._acked = 0
+        self._echoed = False
+        self._alone_since = float("-inf")  # when the last connection ended
+        self._not_before = float("-inf")  # a coordinator that could not be hosted is not tried again at once
         self._welcome: Welcome | None = None
         self._seq = 0
         self._sent_at: dict[int, float] = {}  # reports on this connection that wait for their Ack
@@ -133,6 +178,11 @@ class Node:
         return self._leaving
 
     @property
+    def obeyed(self) -> float:
+        """When a coordinator last answered in a way that counts."""
+        return self._obeyed
+
+    @property
     def failed(self) -> bool:
         """Whether a worker of the newest generation has failed."""
         return self.state is State.FAILED
@@ -143,24 +193,48 @@ class Node:
         if self._connected:
             times += [self._patience()] if self.clear else []
             times += [self._beat_at] if self._beat_at is not None else []
+        elif (host_at := self._host_at()) is not None:
+            times.append(host_at)
         if self._is_leased():
             times.append(self._lease_end)
         return min(times, default=None)
 
+    def choose(self, standings: Sequence[Standing], now: float) -> int | None:
+        """Which of the coordinators that answer to join: one that acts before others, then that of the newest term."""
+        may = [
+            (standing.acting, standing.term, index)
+            for index, standing in enumerate(standings)
+            if standing.term.by == self.term.by or now >= self._promised
+        ]
+        return max(may)[2] if may else None
+
+    def next_term(self) -> Term:
+        """For a coordinator that this node is about to host: newer than all that it has heard of, or hosted before."""
+        self._hosted = max(self._hosted, self.term.number) + 1
+        return Term(self._hosted, self.me)
+
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; what comes out is to be done in this order."""
         self._out = []
+        well = isinstance(event, Cleared) or (isinstance(event, Exited) and event.failure is None)
+        if self._is_leased() and now >= self._lease_end and not well:
+            # An agent that was held up itself finds its workers killed for that, and it is no failure of theirs.
+            self._cut_off(now)
         if isinstance(event, Received):
             self._received(event.message, now)
         elif isinstance(event, Connected):
             # Reports of an earlier connection may have been heard by a coordinator that has since given
             # this node up: only an answer on this connection renews the lease.
             self._connected = True
+            self.connection += 1
+            self._peer = event.standing.term.by
+            self._acked, self._echoed = 0, False
             self._heard_at = now
             self._sent_at.clear()
             self._tell(now, first=True)
         elif isinstance(event, Disconnected):
             self._connected = False
+            self._alone_since = now
             self._beat_at = None
             if self._leaving is not Leaving.NO:
                 self._leave_alone()
@@ -170,19 +244,28 @@ class Node:
             self._cleared(event.generation, now)
         elif isinstance(event, Leave):
             self._leave(event.how, now)
+        elif isinstance(event, NotHosted):
+            self.hosting = False
+            self._not_before = now + self._node_timeout()
         else:
             self._tick(now)
         return self._out
 
     def _received(self, message: FromCoordinator, now: float) -> None:
-        self._heard_at = now
+        if isinstance(message, Ack | Start | Stop | Over) and message.term:
+            if Term(message.term, self._peer) < self.term:
+                return  # it does not know that it has been replaced
+            self._obey(Term(message.term, self._peer), now)
         if isinstance(message, Ack):
-            self._renew(message.seq)
+            self._answered(message.seq, message.leased, now)
         elif isinstance(message, Welcome):
             self._welcome = message
             self._beat_at = now + message.heartbeat
+        elif isinstance(message, Charter):
+            self._adopt(message)
         elif isinstance(message, Start):
-            self._renew(message.ack)
+            self._adopt(message.charter)
+            self._answered(message.ack, True, now)
             self._start(message.assignment, now)
         elif isinstance(message, Stop):
             self._stop_up_to(message.generation, message.graceful, now)
@@ -191,10 +274,32 @@ class Node:
         elif isinstance(message, Refuse):
             self._finish(Over(False, message.reason))
 
-    def _renew(self, seq: int) -> None:
+    def _obey(self, term: Term, now: float) -> None:
+        self.term = term
+        self._obeyed = now
+        self._heard_at = now
+        self._promised = now + PROMISE_SHARE * self._node_timeout()
+
+    def _adopt(self, charter: Charter) -> None:
+        if self.charter is None or _age(charter) > _age(self.charter):
+            self.charter = charter
+
+    def _answered(self, seq: int, leased: bool, now: float) -> None:
+        self._acked = max(self._acked, seq)
+        if not leased:
+            # It needs this node's support before it may act, and sees it in the next report.
+            if not self._echoed:
+                self._echoed = True
+                self._tell(now)
+            return
+        self._echoed = False
+        if self.hosting and self._peer != self.me:
+            self.hosting = False
+            self._out.append(Retire())
         sent = self._sent_at.pop(seq, None)
-        if sent is not None and self._welcome is not None:
-            self._lease_end = max(self._lease_end, sent + self._welcome.lease)
+        if sent is not None and self._welcome is not None and sent + self._welcome.lease > self._lease_end:
+            self._lease_end = sent + self._welcome.lease
+            self._out.append(Lease(self._lease_end))
 
     def _start(self, assignment: Assignment, now: float) -> None:
         generation = assignment.generation
@@ -204,6 +309,7 @@ class Node:
         if now >= self._lease_end:
             return  # an order that was under way for so long may have been withdrawn since
         self.generation = generation
+        self.assignment = assignment
         self._floor = generation - 1
         self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
         self._failures = []
@@ -269,13 +375,15 @@ class Node:
             self._leave_alone()
 
     def _tick(self, now: float) -> None:
-        if self._is_leased() and now >= self._lease_end:
-            self._cut_off(now)
         if self._connected and self.clear and now >= self._patience():
-            # Only with no worker alive: to the coordinator, a connection that closes is a node that has ended.
+            self._heard_at = now
             self._out.append(Hangup())
         elif self._beat_at is not None and now >= self._beat_at:
             self._tell(now)
+        host_at = self._host_at()
+        if not self._connected and host_at is not None and now >= host_at:
+            self.hosting = True
+            self._out.append(Host(self.next_term()))
 
     def _is_leased(self) -> bool:
         """Whether workers live that must end with the lease: also those that stop, whose grace may be longer."""
@@ -289,9 +397,24 @@ class Node:
             self._tell(now)
         self._stop(0.0)
 
+    def _host_at(self) -> float | None:
+        """When it is this node's turn to host the coordinator, should none be reached before."""
+        if self.charter is None or self.hosting or self._over is not None or self._leaving is not Leaving.NO:
+            return None
+        turns = [s.node for s in self.charter.successors]
+        if self.term.by in turns:  # its coordinator is the one that cannot be reached
+            turns.remove(self.term.by)
+            turns.append(self.term.by)
+        if self.me not in turns or self.charter.rules.alone:
+            return None
+        looked = self._alone_since + self._node_timeout() / 4
+        return max(self._not_before, looked, self._promised + turns.index(self.me) * self._node_timeout() / 2)
+
     def _patience(self) -> float:
-        lease = self._welcome.lease if self._welcome is not None else FIRST_PATIENCE
-        return self._heard_at + lease / LEASE_SHARE
+        return self._heard_at + (self._node_timeout() if self._welcome is not None else FIRST_PATIENCE)
+
+    def _node_timeout(self) -> float:
+        return self._welcome.heartbeat * BEATS if self._welcome is not None else FIRST_PATIENCE
 
     def _stop(self, grace: float | None) -> None:
         self._stopping = True
@@ -321,5 +444,12 @@ class Node:
             store_port=self.store_port,
             leaving=self._leaving,
             failures=failures,
+            acked=self._acked,
+            known=self.charter.known if self.charter is not None else (0, 0, 0),
         )
         self._out.append(Tell(report, first))
+
+
+def _age(charter: Charter) -> tuple[int, int, int]:
+    affirmed, generation, ballots = charter.known
+    return (affirmed, generation, -ballots)  # with fewer ballots, more is settled

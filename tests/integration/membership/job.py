@@ -176,9 +176,18 @@ class ElasticJob:
 
     def kill_coordinator(self) -> None:
         """SIGKILL the coordinator alone, which runs on the first host."""
-        found = [pid for pid in self.hosts[0].processes() if b"outlast.coordinator" in b" ".join(_read(pid, "cmdline"))]
+        self.signal_coordinator(signal.SIGKILL)
+
+    def signal_coordinator(self, number: signal.Signals, host: Host | None = None) -> None:
+        """Send the coordinator on the host, by default the first, a signal."""
+        there = (host or self.hosts[0]).processes()
+        found = [pid for pid in there if b"outlast.coordinator" in b" ".join(_read(pid, "cmdline"))]
         assert len(found) == 1, found
-        os.kill(found[0], signal.SIGKILL)
+        os.kill(found[0], number)
+
+    def workers_of(self, host: Host) -> list[int]:
+        """The pids of the workers on the host."""
+        return [pid for pid in host.processes() if _is_worker(pid)]
 
     def steps(self) -> list[int]:
         """The steps that were taken, by the script that counts them."""

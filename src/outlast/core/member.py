@@ -1,0 +1,62 @@
+"""What the job knows about one life of one agent."""
+
+from __future__ import annotations
+
+from outlast.core.roster import Candidate
+from outlast.messages import Join, Leaving, State
+
+ACKS_KEPT = 8  # of one node, that it has not repeated yet
+
+
+class Member:
+    """A node, from its first connection on: also a spare, and one that was lost."""
+
+    __slots__ = ("acks", "connected", "join", "report", "sent", "told", "until")
+
+    def __init__(self, join: Join) -> None:
+        self.join = join
+        self.connected = True
+        self.report = join.report
+        self.sent = join.report.generation  # the newest generation that it may have been told to start
+        self.told = 0  # the newest term of this coordinator that it may have heard of
+        self.until: float | None = None
+        self.acks: dict[int, float] = {}  # when each was sent
+
+    @property
+    def name(self) -> str:
+        return self.join.name
+
+    @property
+    def leaving(self) -> bool:
+        return self.report.leaving is not Leaving.NO
+
+    @property
+    def clear(self) -> bool:
+        """No worker runs there, and none of a generation that it was ever told to start can start any more."""
+        return self.report.clear and (self.leaving or self.report.floor >= self.sent)
+
+    @property
+    def stopped(self) -> bool:
+        """Its workers were told to end, for a reason that was not theirs."""
+        return self.clear and self.report.state is State.IDLE
+
+    def candidate(self) -> Candidate:
+        j = self.join
+        port = self.report.store_port
+        return Candidate(
+            node=j.node, name=j.name, nproc=j.nproc, role=j.role, addr=j.addr, store_port=port, infra_rank=j.infra_rank
+        )
+
+    def acked(self, seq: int, now: float) -> None:
+        """An `Ack` of this report is being sent."""
+        if len(self.acks) >= ACKS_KEPT:
+            del self.acks[next(iter(self.acks))]
+        self.acks[seq] = now
+
+    def repeated(self, seq: int) -> float | None:
+        """When the `Ack` was sent that it has just shown to have."""
+        sent = self.acks.pop(seq, None)
+        if sent is not None:
+            for older in [s for s in self.acks if s < seq]:
+                del self.acks[older]
+        return sent

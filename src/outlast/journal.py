@@ -1,0 +1,192 @@
+"""What a coordinator writes down while it works: to go on after it was killed, and to be understood later.
+
+One record per line: a checksum, a space, JSON. A file that was cut short or damaged is good up to its last whole
+record. (A database would have to be whole to be read at all, and does not notice a changed byte in a page.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from outlast.core.authority import Memory
+from outlast.core.decisions import decisions
+from outlast.core.events import Command, Event
+from outlast.messages import PROTOCOL, Rules, Term
+
+log = logging.getLogger("coordinator")
+
+MOST_BYTES = 64 << 20  # beyond it, only what a restart needs is kept: reading it must not take longer than a lease
+
+
+class Began(msgspec.Struct, frozen=True, tag="began"):
+    """A coordinator's life began, with this."""
+
+    at: float
+    rules: Rules
+    term: Term
+    run: str
+    memory: Memory | None
+    protocol: int = PROTOCOL
+
+
+class Happened(msgspec.Struct, frozen=True, tag="event"):
+    """An event that changed something, and what came of it."""
+
+    at: float
+    event: Event
+    acts: str  # what the coordinator's authority answered while it was handled: it depends on heartbeats, too
+    digest: str  # of the decisions
+
+
+class Remembered(msgspec.Struct, frozen=True, tag="memory"):
+    memory: Memory
+
+
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """What was written before has been dropped, because the file grew too large."""
+
+
+Record = Began | Happened | Remembered | Cut
+_decoder = msgspec.json.Decoder(Record)
+_encoder = msgspec.json.Encoder()
+
+
+def digest(lines: Sequence[str]) -> str:
+    """A short name for a list of decisions.
+
+    >>> digest(["a"]) == digest(["a"]) != digest(["b"])
+    True
+    """
+    return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest() if lines else ""
+
+
+class Damaged(Exception):
+    """A journal is not whole. `good`: the bytes before the damage."""
+
+    def __init__(self, good: int, records: int) -> None:
+        super().__init__(f"damaged after byte {good} ({records} whole records)")
+        self.good = good
+
+
+def read(data: bytes) -> Iterator[Record]:
+    """The records of a journal, one after the other; raises `Damaged` where the first bad one begins."""
+    at, count = 0, 0
+    while at < len(data):
+        end = data.find(b"\n", at)
+        line = data[at:end] if end >= 0 else b""
+        if end < 0 or line[8:9] != b" " or _sum(line[9:]) != line[:8]:
+            raise Damaged(at, count)
+        try:
+            record = _decoder.decode(line[9:])
+        except msgspec.DecodeError:
+            raise Damaged(at, count) from None
+        yield record
+        at, count = end + 1, count + 1
+
+
+def recall(path: Path) -> Memory | None:
+    """The newest memory in a journal whose coordinator was killed. What is damaged is cut off, and said."""
+    memory = None
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        log.warning("there is no journal at %s: what the nodes say is enough", path)
+        return None
+    except OSError as error:
+        log.warning("the journal %s cannot be read (%s): what the nodes say is enough", path, error.strerror)
+        return None
+    try:
+        for record in read(data):
+            if isinstance(record, Remembered) or (isinstance(record, Began) and record.memory is not None):
+                memory = record.memory
+    except Damaged as damaged:
+        log.warning("the journal %s is %s: the nodes will say what is missing", path, damaged)
+        os.truncate(path, damaged.good)
+    return memory
+
+
+class Journal:
+    """A journal that is being written. It never keeps the job from going on."""
+
+    def __init__(self, path: Path, *, fresh: bool) -> None:
+        self._path = path
+        self._size = 0
+        self._pending: list[tuple[float, Event, str, list[Command]]] = []
+        self._file: int | None = None
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
+            self._file = os.open(path, flags, 0o600)
+            self._size = os.fstat(self._file).st_size
+        except OSError as error:
+            log.warning("no journal: %s: %s (--ft-journal sets another place)", path, error.strerror)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that happened waits to be written."""
+        return bool(self._pending)
+
+    def began(self, record: Began) -> None:
+        self._write([record])
+
+    def happened(self, at: float, event: Event, acts: str, commands: list[Command]) -> None:
+        """To be written with the next `flush`: a coordinator that is killed before loses nothing that it needs.
+
+        While ten thousand nodes wait for their next generation, this is not the time to write.
+        """
+        if self._file is not None and self._size < MOST_BYTES:
+            self._pending.append((at, event, acts, commands))
+
+    def remember(self, memory: Memory) -> None:
+        """Written when this returns; on the disk if it says how the job ended."""
+        if self._size >= MOST_BYTES:
+            self._begin_again()
+        self._write([Remembered(memory)])
+        if memory.outcome is not None and self._file is not None:
+            os.fdatasync(self._file)
+
+    def flush(self) -> None:
+        """Write what has happened."""
+        happened, self._pending = self._pending, []
+        self._write([Happened(at, event, acts, digest(decisions(commands))) for at, event, acts, commands in happened])
+
+    def _write(self, records: Sequence[Record]) -> None:
+        texts = [_encoder.encode(record) for record in records]
+        data = b"".join(b"%b %b\n" % (_sum(text), text) for text in texts)
+        while data and self._file is not None:
+            try:
+                written = os.write(self._file, data)
+            except OSError as error:
+                self._give_up(error)
+                return
+            self._size += written
+            data = data[written:]
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _begin_again(self) -> None:
+        if self._file is not None:
+            os.ftruncate(self._file, 0)
+            self._size = 0
+            self._pending = []
+            self._write([Cut()])
+
+    def _give_up(self, error: OSError) -> None:
+        log.error("the journal %s cannot be written (%s): the job goes on without it", self._path, error.strerror)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _sum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)
