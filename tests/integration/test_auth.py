@@ -61,6 +61,7 @@ class Insider:
     def __init__(self, connection: socket.socket, token: str = TOKEN) -> None:
         self.wire = Wire(token, agent=True)
         self.sent = b""
+        self._heard: list[bytes] = []
         self._connection = connection
         self.send(self.wire.hello)
         while not self.wire.ready:
@@ -75,9 +76,11 @@ class Insider:
         self.send(self.wire.pack(msgspec.msgpack.encode(message)))
 
     def hear(self) -> FromCoordinator:
-        while True:
-            for payload in self.wire.feed(self._connection.recv(65536)):
-                return msgspec.msgpack.decode(payload, type=FromCoordinator)
+        while not self._heard:
+            data = self._connection.recv(65536)
+            assert data, "the coordinator has closed the connection"
+            self._heard += self.wire.feed(data)
+        return msgspec.msgpack.decode(self._heard.pop(0), type=FromCoordinator)
 
 
 def report(seq: int = 1) -> Report:
