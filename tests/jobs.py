@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from processes import Process, outlast
 
 SCRIPTS = Path(__file__).parent / "integration" / "scripts"
 WAITS = SCRIPTS / "waits.py"
+HANGS = SCRIPTS / "hangs.py"
 
 
 class Worker(NamedTuple):
@@ -35,6 +37,24 @@ def node(
     """Start one node of an elastic job that meets on this port of this machine."""
     meeting = ("--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{port}", f"--ft-node-name={name}")
     return outlast("run", *meeting, *flags, script, *args, title=f"node {name}", **options)
+
+
+@contextmanager
+def two_nodes(*flags: str, args: list[str], script: Path = HANGS, least: int = 2) -> Iterator[tuple[Process, Process]]:
+    """Nodes a and b, with ranks 0 and 1, 2 and 3. Node a hosts the coordinator, and tells the story."""
+    port = free_port()
+    common = (f"--nnodes={least}:2", "--nproc-per-node=2", "--ft-use-infra-group-rank=false", *flags)
+    with ExitStack() as stack:
+        first = stack.enter_context(node("a", port, *common, script=script, args=args))
+        first.wait_for("joined the job")
+        second = stack.enter_context(node("b", port, *common, script=script, args=args))
+        yield first, second
+
+
+def finished(*nodes: Process) -> None:
+    """Await the success of all of these."""
+    for each in nodes:
+        assert each.wait() == 0, each.output
 
 
 def workers(process: Process, generation: int, *ranks: int) -> list[Worker]:

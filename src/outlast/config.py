@@ -8,7 +8,8 @@ with the nearest name, for a setting that is silently ignored is found only when
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -19,7 +20,7 @@ ENV_PREFIX = "OUTLAST_"
 CFG_PATH = "OUTLAST_FT_CFG_PATH"
 
 # Not settings, but ours: Outlast gives them to its workers, and a worker may well start Outlast again.
-OWN_VARIABLES = frozenset({CFG_PATH, "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_WORKER_GROUP"})
+OWN_VARIABLES = frozenset({CFG_PATH, "OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_WORKER_GROUP"})
 
 # What torchrun's backends read from --rdzv-conf, in our words.
 CONF_NAMES = {
@@ -51,7 +52,22 @@ CONF_IGNORED = frozenset(
 )
 
 # Bounded, so that no clock, selector or lock has to be asked what it makes of infinity.
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+MOST_SECONDS = 1e9
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
+
+# Whatever a script does about them, they end nobody by themselves.
+NOT_ENDING = frozenset(
+    {
+        signal.SIGCHLD,
+        signal.SIGCONT,
+        signal.SIGSTOP,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGURG,
+        signal.SIGWINCH,
+    }
+)
 
 
 def _about(
@@ -139,6 +155,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             switch=("--supervise", "true"),
         ),
     ] = False
+    hang_detection: Annotated[
+        Literal["on", "report", "off"],
+        _about(
+            "'on': a rank that is late by a time-out that was set or calibrated is ended; with none, one that seems to "
+            "hang is reported. 'report': nobody is ended. 'off': nobody looks."
+        ),
+    ] = "on"
+    rank_heartbeat_timeout: Annotated[
+        Seconds, _about("Seconds without a heartbeat or step after which a rank hangs; 0: not watched.")
+    ] = 0.0
+    initial_rank_heartbeat_timeout: Annotated[
+        Seconds,
+        _about("Seconds from its start in which a rank must give a first sign of life; 0: not watched."),
+    ] = 0.0
+    rank_section_timeouts: Annotated[
+        str,
+        _about("Seconds after which a rank hangs in a section, as step:30,checkpoint:600; others are not watched."),
+    ] = ""
+    rank_out_of_section_timeout: Annotated[
+        Seconds, _about("Seconds outside any section after which a rank hangs; 0: not watched.")
+    ] = 0.0
+    safety_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=1e6),
+        _about("Calibrated time-outs are the longest time that any rank has measured, times this."),
+    ] = 5.0
+    rank_termination_signal: Annotated[
+        str,
+        _about("What a rank that hangs is ended with; if it lives a second later, with SIGKILL."),
+    ] = "SIGKILL"
+    step_hook: Annotated[
+        bool,
+        _about("Count the steps of torch's optimizers as heartbeats, for scripts that give none."),
+    ] = True
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[
         bool,
@@ -277,6 +327,41 @@ def ports(text: str) -> range:
     return range(first, last + 1)
 
 
+def section_timeouts(text: str) -> dict[str, float]:
+    """The time-outs that `rank_section_timeouts` gives, by section.
+
+    >>> section_timeouts("step:30, checkpoint:600")
+    {'step': 30.0, 'checkpoint': 600.0}
+    """
+    found: dict[str, float] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, _, number = part.rpartition(":")
+        name = name.strip()
+        try:
+            seconds = float(number)
+        except ValueError:
+            seconds = 0.0
+        if not name or not 0 < seconds <= MOST_SECONDS:
+            raise ValueError(f"must be seconds by section, as step:30,checkpoint:600, not {part!r}")
+        if name in found:
+            raise ValueError(f"gives section {name!r} two time-outs")
+        found[name] = seconds
+    return found
+
+
+def termination_signal(text: str) -> signal.Signals:
+    """The signal of this name.
+
+    >>> termination_signal("term").name
+    'SIGTERM'
+    """
+    name = text.strip().upper()
+    found = signal.Signals.__members__.get(name if name.startswith("SIG") else f"SIG{name}")
+    if found is None or found in NOT_ENDING:
+        raise ValueError(f"must be a signal that can end a process, as SIGTERM or SIGKILL, not {text!r}")
+    return found
+
+
 def truth(text: str) -> bool | None:
     """What a word says about a switch; None if it says nothing."""
     word = text.strip().lower()
@@ -376,7 +461,7 @@ def refusal(setting: Setting) -> str:
 
 def _convert(given: _Given) -> object:
     setting = SETTINGS[given.name]
-    value = given.value
+    value = _as_written(setting, given.value)
     if isinstance(value, str):
         if setting.type is bool:
             word = truth(value)
@@ -392,13 +477,22 @@ def _convert(given: _Given) -> object:
         got = "" if setting.secret else f", not {_quoted(given.value)}"
         raise ValueError(f"{given.subject} must be {setting.expects}{got}") from None
     try:
-        if setting.name == "store_ports":
-            ports(converted)
+        if setting.name in CHECKS:
+            CHECKS[setting.name](converted)
         if setting.secret and 0 < len(converted) < 16:
             raise ValueError(f"has {len(converted)} characters; give it 16 or more")
     except ValueError as error:
         raise ValueError(f"{given.subject} {error}") from None
     return converted
+
+
+def _as_written(setting: Setting, value: object) -> object:
+    """A value of YAML's own as a flag would give it: there, `off` is a switch, and time-outs may be a table."""
+    if isinstance(value, bool) and {"on", "off"} & set(get_args(setting.type)):
+        return "on" if value else "off"
+    if isinstance(value, dict) and setting.name == "rank_section_timeouts":
+        return ",".join(f"{name}:{seconds}" for name, seconds in value.items())
+    return value
 
 
 def _check_tls(settings: Settings, origins: Mapping[str, str]) -> None:
@@ -457,4 +551,10 @@ def _settings() -> Iterator[Setting]:
         )
 
 
+# What a text has to be beyond a text; each raises ValueError with the rest of the line.
+CHECKS: dict[str, Callable[[str], object]] = {
+    "store_ports": ports,
+    "rank_section_timeouts": section_timeouts,
+    "rank_termination_signal": termination_signal,
+}
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _settings()}

@@ -19,6 +19,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
+LONGEST_REASON = 1024
+Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
@@ -85,6 +87,7 @@ class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     ballots: Annotated[tuple[Ballot, ...], msgspec.Meta(max_length=2)] = ()  # the newest first
     successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()
     restarts: Count = 0  # that failures had cost when the newest generation was formed
+    excluded: dict[Name, Reason] = {}  # places that are not used again, and why
 
     @property
     def known(self) -> tuple[int, int, int]:
@@ -123,6 +126,31 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
     error_file: str = "<N/A>"
     error: str = ""  # the error file as torch's @record wrote it
+    hung: Reason = ""  # where and for how long, if it was ended because it hung
+
+
+class Wanted(str, Enum):
+    """What a rank may ask of the whole job. (A drain is its agent's own matter.)"""
+
+    STOP = "stop"
+    EXCLUDE_NODE = "exclude_node"
+    RESTART = "restart"
+
+
+class Wish(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank asked for with `outlast.control`. Repeated in every report, and done once: it names a generation."""
+
+    wanted: Wanted
+    generation: Count
+    rank: Count
+    reason: Reason
+
+
+class Measures(msgspec.Struct, frozen=True, array_like=True):
+    """How long things took at most, on one node or on all: seconds, as `core/hang.py` names them."""
+
+    round: Count  # of calibration: all nodes are asked again for each
+    longest: Annotated[dict[Name, Time], msgspec.Meta(max_length=128)] = {}
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -153,6 +181,9 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     failures: tuple[Failure, ...] = ()
     acked: Count = 0  # the newest of its reports that an `Ack` has come for, from the coordinator that this goes to
     known: tuple[Count, Count, Count] = (0, 0, 0)  # the charter that it has
+    wish: Wish | None = None  # of one of its ranks
+    measures: Measures = Measures(0)  # the newest that it was asked for, by one of its ranks or by the coordinator
+    agreed: Count = 0  # the newest round of calibration that it knows the result of
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -228,6 +259,18 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     ack: int = 0
 
 
+class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
+    """Say what your workers have measured: a rank somewhere asked for a calibration."""
+
+    round: Count
+
+
+class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
+    """What all ranks have measured together."""
+
+    measures: Measures
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Stop every worker up to this generation, and never start one of them again."""
 
@@ -253,4 +296,4 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
 
 
 FromAgent = Join | Report | Ask
-FromCoordinator = Standing | Welcome | Charter | Ack | Start | Stop | Over | Refuse | Answer
+FromCoordinator = Standing | Welcome | Charter | Ack | Start | Measure | Agreed | Stop | Over | Refuse | Answer

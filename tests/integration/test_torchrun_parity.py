@@ -24,7 +24,7 @@ EXITS = str(SCRIPTS / "exits.py")
 
 # What is new with every run, and what is Outlast's own.
 OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-OURS = {"OUTLAST_GENERATION", "OUTLAST_WORKER_GROUP"}
+OURS = {"OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_WORKER_GROUP"}
 
 
 class Both(NamedTuple):

@@ -97,7 +97,7 @@ def test_a_worker_that_was_forked_computes_as_one_that_was_started_and_as_plain_
         assert place[generation]["leads"]
         assert place[generation]["death_signal"] == signal.SIGKILL
     cold, forked = ({k: v for k, v in place[g]["environment"].items() if k not in OF_THE_LAUNCHER} for g in ("1", "2"))
-    assert differences(cold, forked).keys() <= {"TORCHELASTIC_ERROR_FILE"}
+    assert differences(cold, forked).keys() <= {"OUTLAST_BOARD", "TORCHELASTIC_ERROR_FILE"}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -199,6 +199,8 @@ def test_without_a_zygote_workers_are_what_the_command_line_says(
     flags, command = [how], [str(python), "-u", str(script)]
     if how == "PYTHON_EXEC":
         flags, env, command = [], {**env, how: str(other)}, [str(other), "-u", str(script)]
+    elif how == "--warm-start=off":
+        flags.append("--ft-step-hook=off")  # which is the other thing that begins before the script
     elif how == "--no-python":
         flags, command = [how, str(python)], [str(python), str(script)]
     with Process([python, "-m", "outlast", "run", "--max-restarts=1", *flags, script], env=env) as process:

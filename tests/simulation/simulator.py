@@ -757,7 +757,7 @@ class Simulation:
         if fin and one.connection is not None:
             self._send_up(one.connection, FIN)
         if self._chaos and self.random.random() < self.schedule.comeback:
-            delay = self.random.random() * 4 * self.rules.node_timeout
+            delay = self.random.random() ** 3 * 4 * self.rules.node_timeout
             if self.t + delay < self.schedule.quiet:
                 self._after(delay, self._arrive, one.host)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.cli import config as command
-from outlast.config import OWN_VARIABLES, SETTINGS, Settings, load, ports, reference, spelled
+from outlast.config import OWN_VARIABLES, SETTINGS, Settings, load, ports, reference, section_timeouts, spelled
 
 TOKEN = "a-token-of-enough-characters"
 
@@ -49,6 +49,14 @@ def test_the_defaults_are_decisions() -> None:
         "warm_start": True,
         "warm_preload": "",
         "supervise": False,
+        "hang_detection": "on",
+        "rank_heartbeat_timeout": 0.0,
+        "initial_rank_heartbeat_timeout": 0.0,
+        "rank_section_timeouts": "",
+        "rank_out_of_section_timeout": 0.0,
+        "safety_factor": 5.0,
+        "rank_termination_signal": "SIGKILL",
+        "step_hook": True,
         "store_ports": "",
         "auth": True,
         "token": "",
@@ -282,7 +290,7 @@ def test_outlast_config_prints_values_and_where_they_came_from(bare_environ, cap
     assert rows["token"] == ["set", "OUTLAST_TOKEN"]
     assert rows["tls"] == ["false", "default"]
     assert TOKEN not in printed
-    assert len({line.index(line.split()[1]) for line in printed.splitlines()}) == 1, "columns are aligned"
+    assert len({len(line) - len(line.split(None, 1)[1]) for line in printed.splitlines()}) == 1, "columns are aligned"
 
 
 @pytest.mark.usefixtures("bare_environ")
@@ -306,3 +314,29 @@ def test_outlast_config_ends_with_2_and_one_line_for_bad_input(capsys) -> None:
     assert capsys.readouterr().err == (
         "outlast config: error: unknown flag --ft-lastcall; did you mean --ft-last-call?\n"
     )
+
+
+def test_section_timeouts_are_a_text_or_in_yaml_a_table(yaml_file) -> None:
+    as_text = load({"--ft-rank-section-timeouts": " step:30, a:b:0.5"}, {}, None).settings.rank_section_timeouts
+    assert section_timeouts(as_text) == {"step": 30.0, "a:b": 0.5}
+    as_table = load({}, {}, yaml_file("rank_section_timeouts: {step: 30, save: 600}")).settings.rank_section_timeouts
+    assert section_timeouts(as_table) == {"step": 30.0, "save": 600.0}
+
+
+@pytest.mark.parametrize(
+    "text", ["step", "step:", ":30", "step:0", "step:-1", "step:soon", "step:nan", "step:1,step:2"]
+)
+def test_section_timeouts_that_are_none_are_refused_with_the_flag_that_gave_them(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^--ft-rank-section-timeouts .*step|:30"):
+        load({"--ft-rank-section-timeouts": text}, {}, None)
+
+
+def test_in_yaml_off_is_the_word_and_not_a_switch(yaml_file) -> None:
+    assert load({}, {}, yaml_file("hang_detection: off")).settings.hang_detection == "off"
+    assert load({}, {}, yaml_file("hang_detection: on")).settings.hang_detection == "on"
+
+
+@pytest.mark.parametrize("text", ["SIGWINCH", "SIGCONT", "9", "SIGSOMETHING", ""])
+def test_a_signal_that_ends_nobody_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^--ft-rank-termination-signal must be a signal that can end a process"):
+        load({"--ft-rank-termination-signal": text}, {}, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from outlast.board import Open, Reading
 from outlast.core.hang import (
     AT_LEAST,
+    MOST_NAMES,
     STARTUP_AT_LEAST,
     Clock,
     Timeouts,
@@ -18,6 +20,7 @@ from outlast.core.hang import (
     calibrated,
     deadline,
     late,
+    look_again,
     merged,
     suspicion,
 )
@@ -163,6 +166,29 @@ def test_ranks_are_merged_by_the_longest_of_each() -> None:
     }
 
 
+def test_of_too_many_sections_those_that_took_longest_are_kept() -> None:
+    everything = {f"section:{number}": float(number) for number in range(MOST_NAMES + 9)}
+    kept = merged([everything])
+    assert len(kept) == MOST_NAMES
+    assert min(kept.values()) == 9.0
+    assert merged([kept, everything]) == kept
+
+
+@given(READINGS, TIMEOUTS, TIMES)
+def test_whoever_looks_again_when_told_to_finds_everybody_who_is_late_by_then(
+    rank: Reading, timeouts: Timeouts, later: float
+) -> None:
+    """Whatever the rank begins right after the look: its clocks run out no sooner than the next one."""
+    again = look_again(rank, timeouts)
+    opened = replace(rank, paused=False, sections=(*rank.sections, Open("a", rank.read_at), Open("b", rank.read_at)))
+    closed = replace(rank, paused=False, sections=(), closed_at=rank.read_at)
+    beaten = replace(rank, paused=False, beat_at=rank.read_at, resumed_at=max(rank.resumed_at or 0.0, rank.read_at))
+    for changed in (rank, opened, closed, beaten):
+        if late(changed, later, timeouts) is not None:
+            assert again is not None
+            assert again <= later
+
+
 def test_what_was_long_once_is_half_forgotten_and_what_is_long_now_never() -> None:
     assert aged({"a": 100.0, "b": 1.0, "gone": 7.0}, {"a": 10.0, "b": 5.0, "new": 2.0}) == {
         "a": 55.0,
@@ -173,8 +199,8 @@ def test_what_was_long_once_is_half_forgotten_and_what_is_long_now_never() -> No
 
 
 def test_calibration_takes_the_place_of_what_was_set_where_something_was_measured() -> None:
-    found = calibrated(ALL, {"heartbeat": 4.0, "section:save": 90.0, "section:step": 0.001}, factor=3.0)
-    assert (found.startup, found.heartbeat, found.outside) == (100, 12.0, 7)
+    found = calibrated(ALL, {"heartbeat": 40.0, "section:save": 90.0, "section:step": 0.001}, factor=3.0)
+    assert (found.startup, found.heartbeat, found.outside) == (100, 120.0, 7)
     assert found.sections == {"save": 270.0, "step": AT_LEAST, "epoch": 50}
 
 

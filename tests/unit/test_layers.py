@@ -21,6 +21,7 @@ ALLOWED = {
     "wire": set(),
     "clock": set(),
     "board": set(),
+    "diagnosis": {"board"},
     "token": {"launch"},
     "commission": {"messages"},
     "journal": {"core", "messages"},

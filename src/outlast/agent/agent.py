@@ -11,12 +11,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine, Mapping
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
 
-from outlast.agent import supervisor
+from outlast.agent import hangs, supervisor
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.guard import Guard
 from outlast.agent.link import Link
@@ -25,11 +27,15 @@ from outlast.agent.place import Place
 from outlast.agent.ports import StorePort
 from outlast.agent.seat import Seat
 from outlast.agent.summary import read_failure
+from outlast.agent.watch import HELD_UP, Hang, Limits, Watch
 from outlast.agent.workers import Streams, WorkerGroup
 from outlast.agent.zygote import Zygote
+from outlast.agent.zygote_process import startup
+from outlast.board import Action, Request
 from outlast.clock import now
-from outlast.config import Settings
+from outlast.config import Settings, termination_signal
 from outlast.core.node import (
+    Agree,
     Cleared,
     Command,
     Connected,
@@ -41,17 +47,32 @@ from outlast.core.node import (
     Host,
     Lease,
     Leave,
+    Measured,
     Node,
     NotHosted,
     Received,
     Retire,
     StartWorkers,
     StopWorkers,
+    TakeMeasures,
     Tell,
     Tick,
+    Wished,
 )
 from outlast.launch import Launch
-from outlast.messages import Assignment, Failure, FromCoordinator, Join, Leaving, Over, State, Term, Welcome
+from outlast.messages import (
+    Assignment,
+    Failure,
+    FromCoordinator,
+    Join,
+    Leaving,
+    Over,
+    State,
+    Term,
+    Wanted,
+    Welcome,
+    Wish,
+)
 from outlast.platforms.infrastructure import infra_rank
 
 log = logging.getLogger("agent")
@@ -91,9 +112,14 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
         self._zygote = self._warm()
+        self._watch: Watch | None = None
+        self._limits = Limits.of(settings)
+        self._ending = termination_signal(settings.rank_termination_signal)
+        self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
+        self._hung: set[int] = set()  # local ranks whose failure has been told, whatever they exit with
         self._error_files: list[str] = []
         self._assignment: Assignment | None = None
-        self._stops: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
         self._signalled_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -161,8 +187,9 @@ class Agent:
             self._timer.cancel()
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
-        if self._stops:
-            await asyncio.wait(self._stops)
+        self._unwatch()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         self._guard.close()
         if self._zygote is not None:
             self._zygote.close()
@@ -223,7 +250,12 @@ class Agent:
             self._timer = None
         deadline = self._node.deadline()
         if deadline is not None and not self._done.done():
-            self._timer = self._loop.call_later(deadline - now(), self._feed, Tick())
+            self._timer = self._loop.call_later(deadline - now(), self._tick, deadline)
+
+    def _tick(self, due: float) -> None:
+        if self._watch is not None and now() - due > HELD_UP:
+            self._watch.awoke()
+        self._feed(Tick())
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Tell):
@@ -235,6 +267,12 @@ class Agent:
             self._stop(command.generation, grace)
         elif isinstance(command, Lease):
             self._guard.renew(command.until)
+        elif isinstance(command, TakeMeasures):
+            self._measured(command.round)
+        elif isinstance(command, Agree):
+            self._longest = command.longest
+            if self._watch is not None:
+                self._watch.agree(command.longest)
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):
@@ -297,14 +335,21 @@ class Agent:
             self._node.store_port = self._port.port
         ranks = range(launch.nproc)
         try:
-            environments = [worker_environment(launch, assignment, r, os.environ) for r in ranks]
+            self._watch = watch = self._watching()
+            hook = self._settings.step_hook
+            environments = [
+                worker_environment(launch, assignment, r, os.environ, board=watch.address(r), step_hook=hook)
+                for r in ranks
+            ]
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
             self._guard.watch(self._group.pids)
+            watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
             self._group = None
+            self._unwatch()
             self._guard.watch(())
             self._loop.call_soon(self._not_started, assignment, str(error))
             return
@@ -321,7 +366,9 @@ class Agent:
 
         zygote = self._zygote
         if zygote is None:
-            return WorkerGroup.start(commands, environments, streams, on_exit)
+            hooked = self._settings.step_hook and commands[0][:2] == (sys.executable, "-u")
+            cold = partial(startup, purpose="hook -1") if hooked else dict
+            return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold)
         return WorkerGroup.start(
             commands, environments, streams, on_exit, fork=zygote.fork, cold=zygote.cold, pass_fds=[zygote.news]
         )
@@ -333,8 +380,10 @@ class Agent:
 
     def _exited(self, generation: int, local_rank: int, pid: int, exit_code: int) -> None:
         assert self._assignment is not None
+        if self._watch is not None:
+            self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         failure = None
-        if exit_code != 0:
+        if exit_code != 0 and local_rank not in self._hung:
             error_file = self._error_files[local_rank]
             failure = self._failure(self._assignment, local_rank, pid, exit_code, error_file)
         self._feed(Exited(generation, failure))
@@ -360,20 +409,84 @@ class Agent:
         group = self._group
         if group is None:
             return
-        task = self._loop.create_task(self._stopping(group, generation, grace))
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
+        if self._watch is not None:
+            self._watch.rest()
+        self._run(self._stopping(group, generation, grace))
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _stopping(self, group: WorkerGroup, generation: int, grace: float) -> None:
         await group.stop(self._signal, grace)
         if self._group is group:
             self._group = None
             self._guard.watch(())
+            self._unwatch()
             self._logs.finish()
             self._release_port()
             self._feed(Cleared(generation))
             if self._node.state is State.FINISHED:
                 log.log(self._level, "generation %d: every worker here has finished", generation)
+
+    # -- what the board says
+
+    def _watching(self) -> Watch:
+        self._hung = set()
+        return Watch(
+            self._launch.nproc,
+            self._limits,
+            late=self._late,
+            asked=self._asked,
+            calibrate=self._measured,
+            longest=self._longest,
+        )
+
+    def _unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _measured(self, number: int | None = None) -> None:
+        self._feed(Measured(self._watch.measures() if self._watch is not None else {}, number))
+
+    def _asked(self, local_rank: int, request: Request) -> None:
+        assert self._assignment is not None
+        rank, reason = self._assignment.first_rank + local_rank, " ".join(request.reason.split()) or "no reason given"
+        log.warning("rank %d asks for %s: %s", rank, request.action.name.lower(), reason)
+        if request.action is Action.DRAIN:
+            self._feed(Leave(Leaving.DRAIN))
+        else:
+            wanted = Wanted(request.action.name.lower())
+            self._feed(Wished(Wish(wanted, self._assignment.generation, rank, reason)))
+
+    def _late(self, found: list[Hang]) -> None:
+        assert self._assignment is not None
+        assert self._group is not None
+        self._run(self._deal_with(found, self._assignment, self._group))
+
+    async def _deal_with(self, found: list[Hang], assignment: Assignment, group: WorkerGroup) -> None:
+        """Ranks are late: say so, see where they are, and end those for which that is a verdict."""
+        first, pids = assignment.first_rank, group.pids
+        for hang in found:
+            rank = first + hang.local_rank
+            hangs.tell(hang, generation=assignment.generation, rank=rank, pid=pids[hang.local_rank])
+        verdicts = [hang for hang in found if hang.verdict]
+        stacks = await hangs.stacks({first + r: pids[r] for r in group.alive}, given_up=bool(verdicts))
+        if stacks and assignment.group_world_size == 1 and self._watch is not None and self._group is group:
+            # With ranks on other nodes, whom all wait for cannot be told from here.
+            late = {hang.local_rank for hang in found}
+            readings = {r: self._watch.reading(r) for r in group.alive}
+            log.error("%s", hangs.sentence(self._name, first, readings, stacks, late))
+        for hang in verdicts:
+            if self._group is group and hang.local_rank in group.alive:
+                self._hung.add(hang.local_rank)
+                pid, code = pids[hang.local_rank], -self._ending
+                failure = self._failure(assignment, hang.local_rank, pid, code, error_file="")
+                failure = hangs.failure_of(hang, failure, stacks.get(failure.rank))
+                self._feed(Exited(assignment.generation, failure, hangs.patience(self._ending)))
+                group.end(hang.local_rank, self._ending)
 
     def _release_port(self) -> None:
         if self._port_in_use is not None:

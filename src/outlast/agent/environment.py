@@ -9,15 +9,23 @@ from string import Template
 from outlast.launch import Launch
 from outlast.messages import Assignment
 
-# Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error
-# file belongs to whoever started the launcher. A worker's error file is named when its logs are opened.
-_WITHHELD = ("OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE")
+# Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error file and
+# board belong to whoever started the launcher. A worker's error file is named when its logs are opened.
+_WITHHELD = ("OUTLAST_BOARD", "OUTLAST_STEP_HOOK", "OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE")
 
 
 def worker_environment(
-    launch: Launch, assignment: Assignment, local_rank: int, base: Mapping[str, str]
+    launch: Launch,
+    assignment: Assignment,
+    local_rank: int,
+    base: Mapping[str, str],
+    *,
+    board: str = "",
+    step_hook: bool = True,
 ) -> dict[str, str]:
     """The whole environment of one worker: `base`, the agent's own, and what torchrun adds to it.
+
+    `board`: where this worker says how it is (see `outlast.board`).
 
     `TORCHELASTIC_ERROR_FILE` is not in it yet: `JobLogs.open` knows where it lies and adds it.
     Raises ValueError when `--virtual-local-rank` has no device for this worker.
@@ -46,6 +54,10 @@ def worker_environment(
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if launch.omp_default:
         environment.setdefault("OMP_NUM_THREADS", "1")
+    if board:
+        environment["OUTLAST_BOARD"] = board
+    if not step_hook:
+        environment["OUTLAST_STEP_HOOK"] = "false"
     if launch.virtual_local_rank:
         environment["CUDA_VISIBLE_DEVICES"] = _own_device(local_rank, base.get("CUDA_VISIBLE_DEVICES"))
     return environment

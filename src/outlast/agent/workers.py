@@ -68,6 +68,7 @@ class Worker:
     pidfd: int
     exit_code: int | None = None
     reaped: bool = False
+    ending: bool = False  # it was told to end with a signal of its own
 
     def kill_group(self, signum: int) -> None:
         """Signal the worker and every child that stayed in its process group."""
@@ -149,7 +150,16 @@ class WorkerGroup:
     def send_signal(self, signum: int) -> None:
         """Forward a signal to every live worker and the children in its process group."""
         for worker in self._running:
+            if not worker.ending or signum == signal.SIGKILL:
+                worker.kill_group(signum)
+
+    def end(self, local_rank: int, signum: int) -> None:
+        """Tell one worker to end with this signal, also if it is stopped; `stop` is to follow, and asks it no more."""
+        worker = self._workers[local_rank]
+        if worker.exit_code is None:
+            worker.ending = True
             worker.kill_group(signum)
+            worker.kill_group(signal.SIGCONT)  # after it, so that it does nothing else first
 
     async def stop(self, signum: int = signal.SIGTERM, grace: float = 30.0) -> tuple[int, ...]:
         """End every worker and all of its descendants; returns when they are gone.

@@ -107,6 +107,7 @@ class Memory(msgspec.Struct, frozen=True):
     departed: tuple[str, ...] = ()
     hearsay: bool = False  # whether the newest generation has been stopped, and why, has to be asked
     outcome: Over | None = None
+    excluded: dict[str, str] = {}  # places that are not used again, and why
 
 
 class Authority:

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 SAFETY_FACTOR = 5.0
 # However short a section is, the machine itself stops for seconds now and then: a file server, swapping, a CPU quota.
-AT_LEAST = 10.0
+AT_LEAST = 30.0
 # The next start may find nothing in any cache: neither files, nor compiled kernels, nor a zygote.
 STARTUP_AT_LEAST = 600.0
 SUSPICIOUS_AFTER = 60.0
 SECTION = "section:"
+MOST_NAMES = 64  # more than one rank can have; what is agreed on has to find room on the board
 
 
 class Clock(str, Enum):
@@ -85,16 +86,35 @@ def late(reading: Reading, now: float, timeouts: Timeouts, *, awake_since: float
 
 
 def deadline(reading: Reading, timeouts: Timeouts, *, awake_since: float = 0.0) -> float | None:
-    """When this rank is late if nothing happens until then; None: never. There is no need to look before."""
+    """When this rank is late if nothing happens until then; None: never."""
     return min(map(_due, _clocks(reading, timeouts, awake_since)), default=None)
 
 
+def look_again(reading: Reading, timeouts: Timeouts, *, awake_since: float = 0.0) -> float | None:
+    """When to look next, so that nobody is found late too late; None: never.
+
+    Not only when a clock that runs now runs out: one that is started right after this look is due no sooner than the
+    shortest time-out later.
+    """
+    due = deadline(reading, timeouts, awake_since=awake_since)
+    shortest = min((t for t in (timeouts.heartbeat, timeouts.outside, *timeouts.sections.values()) if t), default=None)
+    times = [due, reading.read_at + shortest if shortest is not None else None]
+    if due is None and timeouts.startup is not None:
+        times.append(reading.read_at + timeouts.startup)  # a pause may end
+    return min((t for t in times if t is not None), default=None)
+
+
 def merged(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The longest times of all ranks together: nobody is late who takes as long as another one did."""
+    """The longest times of all ranks together: nobody is late who takes as long as another one did.
+
+    Of a script that has other sections on every rank, those that took longest: it all goes over the wire, and to all.
+    """
     longest: dict[str, float] = {}
     for each in measured:
         for what, seconds in each.items():
             longest[what] = max(seconds, longest.get(what, 0.0))
+    if len(longest) > MOST_NAMES:
+        longest = dict(sorted(longest.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMES])
     return longest
 
 

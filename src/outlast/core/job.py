@@ -21,6 +21,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from outlast.core.authority import Authority, Memory
+from outlast.core.calibration import Calibration
 from outlast.core.events import (
     Asked,
     Command,
@@ -40,6 +41,7 @@ from outlast.core.roster import assign, choose, rank, world_of
 from outlast.messages import (
     PROTOCOL,
     Ack,
+    Agreed,
     Answer,
     Ask,
     Assignment,
@@ -58,7 +60,9 @@ from outlast.messages import (
     Stop,
     Successor,
     Term,
+    Wanted,
     Welcome,
+    Wish,
 )
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
@@ -127,6 +131,8 @@ class Job:
         self._failures: list[Failure] = []  # of this generation
         self._departed: list[str] = []  # why this generation ends, other than by a worker's failure
         self._hearsay = False  # nobody here knows why this generation was stopped, if it was: the nodes do not
+        self._excluded: dict[str, str] = {}  # places that are not used again, and why
+        self._calibration = Calibration()
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
@@ -146,7 +152,7 @@ class Job:
         self._failures, self._departed = list(memory.failures), list(memory.departed)
         self._hearsay = memory.hearsay
         self._authority = Authority(self.rules, now, memory.electorates)
-        self._successors = memory.successors
+        self._successors, self._excluded = memory.successors, dict(memory.excluded)
         self._places, self._absent = dict(memory.roster), dict(memory.names)
         if memory.electorates:
             self.generation = memory.electorates[0].generation
@@ -172,6 +178,7 @@ class Job:
             departed=tuple(self._departed),
             hearsay=self._hearsay if self.phase is Phase.GATHERING else self.phase is Phase.RUNNING,
             outcome=self.outcome,
+            excluded=dict(self._excluded),
         )
 
     @property
@@ -306,6 +313,9 @@ class Job:
             )
         if join.charter is not None and self.generation and join.charter.run != self.run:
             return "it took part in an earlier run of this job, and this is another one: start it anew"
+        excluded = self._excluded.get(_place_of(join))
+        if excluded and join.node not in self._nodes:
+            return f"this node is not used again in this job: {excluded}"
         if theirs != mine:
             return f"this job runs with --nnodes={mine}, not {theirs}: start all of its nodes with the same --nnodes"
         return ""
@@ -350,6 +360,7 @@ class Job:
             self.restarts = self._charged = charter.restarts
             self._authority.adopt(charter)
             self._successors = charter.successors
+            self._excluded |= charter.excluded
             self._roster, self._places = {}, {}
             self._absent = {s.node: s.name for s in charter.successors}
             self._failures, self._departed, self._hearsay = [], [], True
@@ -397,7 +408,7 @@ class Job:
 
     def _charter(self, name: str) -> Charter:
         ballots = tuple(e.ballot(name) for e in self._authority.electorates)
-        return Charter(self.run, self.rules, ballots, self._successors, self._charged)
+        return Charter(self.run, self.rules, ballots, self._successors, self._charged, dict(self._excluded))
 
     @property
     def _known(self) -> tuple[int, int, int]:
@@ -451,12 +462,15 @@ class Job:
         elif not member and not node.clear:
             self._send(name, Stop(node.sent, self.term.number, graceful=node.leaving))
         elif node.leaving and node.clear:
-            drained = f"node {node.name} was drained"
+            excluded = self._excluded.get(_place_of(node.join))
+            drained = f"node {node.name} is not used again: {excluded}" if excluded else f"node {node.name} was drained"
             self._send(name, Over(False, drained, left=True, term=self.term.number))
         elif member and report.generation < self.generation and report.floor < self.generation:
             self._start(name, node, now)
         elif report.known != self._known:
             self._send(name, self._charter(name))
+        elif member and (lacking := self._calibration.lacks(report)) is not None:
+            self._send(name, lacking)
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
@@ -467,21 +481,48 @@ class Job:
         report = node.report
         if report.leaving is Leaving.INTERRUPT:
             self._end(False, f"interrupted on node {node.name}", now)
+        if report.wish is not None:
+            self._grant(name, node, report.wish, now)
         if self.phase is Phase.OVER:
             return
         self._place(name, node)
         if name not in self._roster:
             return
-        if report.leaving is Leaving.DRAIN and name in self._unfinished:
+        if report.leaving is Leaving.DRAIN and name in self._unfinished and _place_of(node.join) not in self._excluded:
             self._depart(f"node {node.name} is draining")
         if report.generation != self.generation:
             return
+        if self.phase is Phase.RUNNING:
+            self._calibrate(name, node)
         if report.state is State.CUT_OFF:
             self._depart(f"node {node.name} was cut off and stopped its workers")
         elif report.state is State.FAILED:
             self._failed(report.failures)
         elif report.state is State.FINISHED:
             self._unfinished.discard(name)
+
+    def _grant(self, name: str, node: Member, wish: Wish, now: float) -> None:
+        """Do what a rank asks for. Its node says it again and again, perhaps to a coordinator that comes after us."""
+        who = f"rank {wish.rank} on node {node.name}"
+        running = self.phase in (Phase.RUNNING, Phase.GATHERING) and wish.generation == self.generation
+        if wish.wanted is Wanted.STOP:
+            self._end(False, f"{wish.reason} (stop, asked for by {who})", now)
+        elif wish.wanted is Wanted.EXCLUDE_NODE:
+            self._excluded.setdefault(_place_of(node.join), f"{wish.reason} (exclude_node, asked for by {who})")
+            if name in self._roster and name in self._unfinished:
+                self._depart(f"{who} excludes its node: {wish.reason}")
+        elif running and name in self._roster and name in self._unfinished:
+            # One that ends already, because a rank has failed, does not become free of charge.
+            self._depart(f"{who} asked for a restart: {wish.reason}")
+
+    def _calibrate(self, name: str, node: Member) -> None:
+        news = self._calibration.told(name, node.report.measures, self._roster)
+        if isinstance(news, Agreed) and (summary := self._calibration.summary()):
+            self._note(summary)
+        if news is not None:
+            for each in self._roster:
+                if self._nodes[each].connected:
+                    self._send(each, news)
 
     def _place(self, name: str, node: Member) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
@@ -656,7 +697,7 @@ class Job:
         self._closed = self.generation
         if self._failures and not self._departed:
             root = self._failures[0]
-            what = f"rank {root.rank} on node {root.node} failed ({_ending(root.exit_code)})"
+            what = _what(root)
             if self.restarts >= self.rules.max_restarts:
                 allowed = self.rules.max_restarts
                 tries = f"and {_count(allowed, 'restart')} did not help" if allowed else "and no restart is allowed"
@@ -711,6 +752,7 @@ class Job:
         self._waiting = set(self._roster)
         self._unfinished = set(self._roster)
         self._failures, self._departed = [], []
+        self._calibration.regroup(self._roster)
         self.phase = Phase.RUNNING
         head = self.term.by if self.term.by in self._roster else members[0].node
         self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
@@ -742,8 +784,7 @@ class Job:
         self._failures += [f for f in failures if (f.rank, f.pid) not in seen]
         del self._failures[FAILURES_KEPT:]
         if self.phase is Phase.RUNNING and failures:
-            root = failures[0]
-            self._stop(f"rank {root.rank} on node {root.node} failed ({_ending(root.exit_code)})")
+            self._stop(_what(failures[0]))
 
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
@@ -811,6 +852,8 @@ def _changed(old: Report, new: Report) -> bool:
         or old.leaving is not new.leaving
         or old.failures != new.failures
         or old.known != new.known
+        or old.wish != new.wish
+        or old.measures != new.measures
     )
 
 
@@ -818,8 +861,15 @@ def _is_ack(command: Command) -> bool:
     return isinstance(command, Send) and isinstance(command.message, Ack)
 
 
-def _ending(exit_code: int) -> str:
-    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+def _what(failure: Failure) -> str:
+    who, code = f"rank {failure.rank} on node {failure.node}", failure.exit_code
+    if failure.hung:
+        return f"{who} hung: {failure.hung}"
+    return f"{who} failed ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
+
+
+def _place_of(join: Join) -> str:
+    return join.key or join.name
 
 
 def _count(number: int, noun: str) -> str:

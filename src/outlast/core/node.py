@@ -18,11 +18,14 @@ from outlast.core.authority import PROMISE_SHARE
 from outlast.core.liveness import BEATS
 from outlast.messages import (
     Ack,
+    Agreed,
     Assignment,
     Charter,
     Failure,
     FromCoordinator,
     Leaving,
+    Measure,
+    Measures,
     Over,
     Refuse,
     Report,
@@ -31,7 +34,9 @@ from outlast.messages import (
     State,
     Stop,
     Term,
+    Wanted,
     Welcome,
+    Wish,
 )
 
 FIRST_PATIENCE = 10.0  # with a coordinator that has not said how long its leases are
@@ -54,10 +59,11 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """A worker exited: with 0 (`failure` None), or not."""
+    """A worker exited: with 0 (`failure` None), or not. Or it hangs, and is being ended: as good as exited."""
 
     generation: int
     failure: Failure | None = None
+    patience: float = 0.0  # seconds that the workers are given to end, if that is more than usual
 
 
 class Cleared(msgspec.Struct, frozen=True):
@@ -72,6 +78,19 @@ class Leave(msgspec.Struct, frozen=True):
     how: Leaving
 
 
+class Wished(msgspec.Struct, frozen=True):
+    """A rank asks for something."""
+
+    wish: Wish
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What the workers here have measured: for this round, or because one of them asks for a new one."""
+
+    longest: dict[str, float]
+    round: int | None = None
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -80,7 +99,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed: a deadline may be due."""
 
 
-Event = Connected | Disconnected | Received | Exited | Cleared | Leave | NotHosted | Tick
+Event = Connected | Disconnected | Received | Exited | Cleared | Leave | Wished | Measured | NotHosted | Tick
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -107,6 +126,18 @@ class Lease(msgspec.Struct, frozen=True):
     until: float
 
 
+class TakeMeasures(msgspec.Struct, frozen=True):
+    """Read off what the workers have measured, for this round."""
+
+    round: int
+
+
+class Agree(msgspec.Struct, frozen=True):
+    """This is what all ranks of the job have measured."""
+
+    longest: dict[str, float]
+
+
 class Host(msgspec.Struct, frozen=True):
     """No coordinator can be reached, and it is this node's turn: start one, of this term."""
 
@@ -127,7 +158,7 @@ class Exit(msgspec.Struct, frozen=True):
     over: Over
 
 
-Command = Tell | StartWorkers | StopWorkers | Lease | Host | Retire | Hangup | Exit
+Command = Tell | StartWorkers | StopWorkers | Lease | TakeMeasures | Agree | Host | Retire | Hangup | Exit
 
 
 class Node:
@@ -154,6 +185,10 @@ class Node:
         self._stopping = False
         self._killed = False
         self._failures: list[Failure] = []
+        self._patience_with_workers = 0.0
+        self._wish: Wish | None = None
+        self._measures = Measures(0)
+        self._agreed = 0
         self._leaving = Leaving.NO
         self._over: Over | None = None
         self._exited = False
@@ -244,6 +279,10 @@ class Node:
             self._cleared(event.generation, now)
         elif isinstance(event, Leave):
             self._leave(event.how, now)
+        elif isinstance(event, Wished):
+            self._wished(event.wish, now)
+        elif isinstance(event, Measured):
+            self._measured(event, now)
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -267,6 +306,12 @@ class Node:
             self._adopt(message.charter)
             self._answered(message.ack, True, now)
             self._start(message.assignment, now)
+        elif isinstance(message, Measure):
+            if message.round > self._measures.round:
+                self._out.append(TakeMeasures(message.round))
+        elif isinstance(message, Agreed):
+            self._agreed = max(self._agreed, message.measures.round)
+            self._out.append(Agree(message.measures.longest))
         elif isinstance(message, Stop):
             self._stop_up_to(message.generation, message.graceful, now)
         elif isinstance(message, Over):
@@ -312,7 +357,7 @@ class Node:
         self.assignment = assignment
         self._floor = generation - 1
         self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
-        self._failures = []
+        self._failures, self._patience_with_workers = [], 0.0
         self._out.append(StartWorkers(assignment))
         self._tell(now)
 
@@ -332,6 +377,7 @@ class Node:
             self._failures.append(event.failure)
             if self.state is not State.FAILED:
                 self.state = State.FAILED
+                self._patience_with_workers = event.patience
                 self._tell(now)
                 self._stop(self._grace())
 
@@ -359,6 +405,27 @@ class Node:
             self._stop(None)
         if not self._connected:
             self._leave_alone()
+
+    def _wished(self, wish: Wish, now: float) -> None:
+        if self._wish is not None and self._wish.wanted is Wanted.STOP:
+            return  # there is nothing to wish for any more
+        self._wish = wish
+        excluded = wish.wanted is Wanted.EXCLUDE_NODE
+        if excluded and self._leaving is Leaving.NO:
+            self._leaving = Leaving.DRAIN
+        self._tell(now)
+        if excluded and not self.clear:
+            self._stop(self._grace())  # what this node could still do is not wanted
+        if excluded and not self._connected:
+            self._leave_alone()
+
+    def _measured(self, event: Measured, now: float) -> None:
+        number = event.round
+        if number is None:  # another rank may have asked before, and not been answered yet
+            number = max(self._measures.round, self._agreed + 1)
+        if number >= self._measures.round:
+            self._measures = Measures(number, event.longest)
+            self._tell(now)
 
     def _leave_alone(self) -> None:
         """There is no coordinator to wait for: stop what runs, and go."""
@@ -422,7 +489,7 @@ class Node:
         self._out.append(StopWorkers(self.generation, grace))
 
     def _grace(self) -> float:
-        return self._welcome.restart_grace if self._welcome is not None else 0.0
+        return max(self._welcome.restart_grace if self._welcome is not None else 0.0, self._patience_with_workers)
 
     def _tell(self, now: float, *, first: bool = False) -> None:
         if not self._connected:
@@ -446,6 +513,9 @@ class Node:
             failures=failures,
             acked=self._acked,
             known=self.charter.known if self.charter is not None else (0, 0, 0),
+            wish=self._wish,
+            measures=self._measures,
+            agreed=self._agreed,
         )
         self._out.append(Tell(report, first))
 

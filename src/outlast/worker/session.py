@@ -20,6 +20,7 @@ write.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -200,6 +201,12 @@ class Session:
                 self._measure_gap(now)
             self._words[CALIBRATIONS] = self._slot.words[CALIBRATIONS] + 1
             self._slot.ring()
+
+    def ending(self) -> None:
+        """The script is done, and its process on its way out: that takes its time, too, with all clocks from now on."""
+        if self._attached:
+            self._resumed_at = monotonic_ns()
+            self._words[RESUMED_AT] = self._resumed_at
 
     def forked(self) -> None:
         """This process is a new one, a fork of the one that made the session."""
@@ -428,6 +435,7 @@ def _claimed(address: str) -> Slot | None:
 
 session = Session()
 os.register_at_fork(after_in_child=session.forked)
+atexit.register(session.ending)
 
 heartbeat = session.heartbeat
 step = session.step

@@ -37,7 +37,8 @@ def _hook(optimizer: ModuleType) -> None:
 
     def after_step(_optimizer: object, _args: object, _options: object) -> None:
         # A step that is compiled is not counted: looking at the clock would break the graph, or forbid it.
-        if not torch.compiler.is_compiling():
+        # Looked for now: torch is still being imported when the hook is made, and not every torch has it.
+        if not (hasattr(torch, "compiler") and torch.compiler.is_compiling()):
             stepped()
 
     register(after_step)

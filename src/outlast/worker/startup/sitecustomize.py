@@ -18,10 +18,13 @@ def begin() -> None:
         be_zygote(int(descriptor), modules)
         return
     cover_tracks()
-    from outlast.worker import lessons, store
+    from outlast.worker import dump, lessons, step_hook, store
 
-    store.await_before_asking()
-    lessons.report_later(int(descriptor))
+    dump.install()
+    step_hook.install()
+    if purpose == "worker":
+        store.await_before_asking()
+        lessons.report_later(int(descriptor))
 
 
 def be_zygote(descriptor: int, modules: frozenset[str]) -> None:
