@@ -127,6 +127,7 @@ class Seat:
 
     def _begin(self, listener: socket.socket, rules: Rules, term: Term, run: str) -> None:
         settings, launch = self._settings, self._launch
+        tls = _server_tls(settings)  # before anything is left behind: it may be refused
         endpoint = Endpoint(self.endpoint.host, listener.getsockname()[1])
         secret = self._secret or ""
         alone = launch.endpoint.port == 0
@@ -145,7 +146,7 @@ class Seat:
             shutdown_timeout=launch.shutdown_timeout,
             term=term,
             run=run,
-            tls=_server_tls(settings),
+            tls=tls,
             record=record,
             log_level=settings.log_level,
             journal=str(self._journal(endpoint.port)),
