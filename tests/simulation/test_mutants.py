@@ -161,14 +161,6 @@ class OneIsEnough(Job):
         super()._while_running(now)
 
 
-class RepeatsFinishedWork(Job):
-    """Forms a new generation although all workers finished while the old one was being stopped."""
-
-    def _while_stopping(self, now: float) -> None:
-        self._unfinished.add("nobody")
-        super()._while_stopping(now)
-
-
 class Remembers(Job):
     """Decides by something that is in no event."""
 
@@ -404,7 +396,6 @@ def caught(job: type[Job] = Job, node: type[Node] = Node, *, mutant: str = "") -
         (KeepsTheReady, "nobody is stuck"),
         (SaysThingsOnce, "nobody is stuck"),
         (OneIsEnough, "success is earned"),
-        (RepeatsFinishedWork, "one roster per generation"),
         (Remembers, "replay gives the same decisions"),
         (LeasesWithoutAuthority, "one coordinator acts"),
         (ActsAtOnce, "one generation"),

@@ -290,7 +290,8 @@ class Job:
             self._out.append(Drop(before))
             self._lost(Lost(before, "a new life of it has come", now + ORPHANS, ended=True), now)
             return
-        self._authority.ended(before)
+        if self._authority.acts(now):
+            self._authority.ended(before)
         if node.until is not None:
             node.until = min(node.until, now + ORPHANS)
             self._place(before, node)
@@ -544,8 +545,8 @@ class Job:
         node.connected = False
         node.until = None if node.clear else event.until
         self._connected -= 1
-        if event.ended:
-            self._authority.ended(event.node)
+        if event.ended and self._authority.acts(now):
+            self._authority.ended(event.node)  # by one that acts alone: two that leave out others could both act
         else:
             self._authority.went(event.node)
         if self.phase is Phase.OVER:
