@@ -62,6 +62,7 @@ while step < steps:
         draft.replace(state)
     dist.barrier()
     time.sleep(pause)
+del model
 dist.destroy_process_group()
 """
 

@@ -66,6 +66,7 @@ def main() -> None:
                 torch.save({"model": model.state_dict(), "step": step, "outlast": calibration}, draft)
                 draft.replace(args.checkpoint)
     print(f"rank {rank} has trained {step} steps, loss {loss.item():.3f}", flush=True)
+    del model  # before its process group, see train.py
     dist.destroy_process_group()
 
 

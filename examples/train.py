@@ -74,6 +74,7 @@ def main() -> None:
                 accuracy = (model.module(points).argmax(1) == arms).float().mean().item()
             print(f"step {step}: loss {loss.item():.3f}, {accuracy:.0%} of the arms told apart", flush=True)
             save(args.checkpoint, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+    del model  # before its process group: torch may wait for itself for ever if the group goes first (docs/hangs.md)
     dist.destroy_process_group()
 
 

@@ -39,6 +39,7 @@ def demo_basic() -> None:
     loss_fn(outputs, labels).backward()
     optimizer.step()
 
+    del ddp_model  # before its process group, see ../train.py
     dist.destroy_process_group()
     print(f"Finished running basic DDP example on rank {rank}.")
 

@@ -102,6 +102,7 @@ def main() -> None:
             print(f"epoch {epoch}: {accuracy:.0%} of the pictures told right")
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save_checkpoint(args.checkpoint_file, epoch=epoch + 1, **state)
+    del model  # before its process group, see ../train.py
     dist.destroy_process_group()
 
 

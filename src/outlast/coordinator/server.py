@@ -24,7 +24,7 @@ from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report
 from outlast.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
-JOURNALLED = 0.2  # seconds within which what happened is written
+JOURNALLED = 0.02  # seconds within which what happened is written
 READ = 1 << 16
 ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
 BACKLOG = 4096  # the whole of a large job may knock at the same moment

@@ -25,4 +25,5 @@ os.write(
 )
 if generation == "1":
     signal.pause()
+del model  # before its process group, see examples/train.py
 dist.destroy_process_group()
