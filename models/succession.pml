@@ -87,7 +87,10 @@
 #define NEWLIFE 0       /* a gathering coordinator, too, takes the votes of earlier lives out */
 #endif
 #ifndef PRESUME
-#define PRESUME 0       /* a new generation's electorate is taken to support whoever formed it, for a while */
+#define PRESUME 0       /* a new generation's electorate is taken to support whoever formed it, even when it decides alone */
+#endif
+#ifndef UNBACKED
+#define UNBACKED 0      /* the electorate before is history once it knows the newest, though that has not spoken yet */
 #endif
 #ifndef OWNVOTES
 #define OWNVOTES 0      /* a successor learns of votes only from those who hold them */
@@ -164,7 +167,8 @@ bit fair, ok, acts, all_run;
 #else
 #define KNOWN(c) 7
 #endif
-#define AUTHORITY(c) (((co[c].fresh && PRESUME) || QUORUM(co[c].gen, SUPPORTERS(c) & KNOWN(c), co[c].out)) && \
+/* A new electorate is presumed to be with whoever formed it, but only while the one before has to be, for real. */
+#define AUTHORITY(c) (((co[c].fresh && (co[c].prev || PRESUME)) || QUORUM(co[c].gen, SUPPORTERS(c) & KNOWN(c), co[c].out)) && \
     (!co[c].prev || QUORUM(co[c].prev, SUPPORTERS(c), co[c].pout)))
 #define NEWER(a1, g1, a2, g2) (a1 > a2 || (a1 == a2 && g[g1].number > g[g2].number))
 
@@ -217,7 +221,7 @@ inline weigh(c, n) {
     :: co[c].acting && co[c].prev && node[n].aff == co[c].aff && node[n].gen == co[c].gen ->
         co[c].knows = co[c].knows | BIT(n);
         if
-        :: QUORUM(co[c].prev, co[c].knows, co[c].pout) -> co[c].prev = 0; co[c].pout = 0; co[c].knows = 0
+        :: QUORUM(co[c].prev, co[c].knows, co[c].pout) && (UNBACKED || PRESUME || QUORUM(co[c].gen, SUPPORTERS(c) & KNOWN(c), co[c].out)) -> co[c].prev = 0; co[c].pout = 0; co[c].knows = 0
         :: else
         fi
     :: else
@@ -311,8 +315,8 @@ inline take(n, c) {
 /* every member is clear, or has ended, or was not heard for so long that its lease has ended */
 #define PATIENCE(c, n) (co[c].calm || co[c].sup[n] || (node[n].age && node[n].mby == c && node[n].mterm == co[c].term))
 #define OVER1(c, n) (!HAS(g[co[c].gen].roster, n) || HAS(co[c].clear | co[c].out, n) || !PATIENCE(c, n))
-/* who is clear, and bound to c */
-#define READY(c) (co[c].clear & (PRESUME -> 7 : SUPPORTERS(c)))
+/* who is clear, whether bound to c or not */
+#define READY(c) (co[c].clear)
 #define OVER(c) (OVER1(c, 0) && OVER1(c, 1) && OVER1(c, 2))
 
 inline form(c) {
@@ -329,7 +333,7 @@ inline form(c) {
     g[gens].head = (HAS(g[gens].roster, c) -> c : (HAS(g[gens].roster, 0) -> 0 : (HAS(g[gens].roster, 1) -> 1 : 2)));
     co[c].prev = (FORGET -> 0 : co[c].gen);
     co[c].pout = (FORGET -> 0 : co[c].out);
-    co[c].gen = gens; co[c].out = 0; co[c].aff = co[c].term; co[c].fresh = SUPPORT * PRESUME; co[c].knows = 0; co[c].clear = 0; co[c].stopping = 0;
+    co[c].gen = gens; co[c].out = 0; co[c].aff = co[c].term; co[c].fresh = SUPPORT; co[c].knows = 0; co[c].clear = 0; co[c].stopping = 0;
     if
     :: gens == LAST ->
         for (i : 0 .. HOSTS - 1) {

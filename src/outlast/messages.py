@@ -88,6 +88,7 @@ class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()
     restarts: Count = 0  # that failures had cost when the newest generation was formed
     excluded: dict[Name, Reason] = {}  # places that are not used again, and why
+    members: tuple[Name, ...] = ()  # all of the newest generation's, for a successor: it must count them all
 
     @property
     def known(self) -> tuple[int, int, int]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from outlast.core.authority import Memory
 from outlast.core.events import Command, Drop, Event, Joined, Lost, Note, Remember, Reported, Send, Tick
 from outlast.core.job import Job, Phase
+from outlast.core.liveness import ORPHANS
 from outlast.messages import (
     Ack,
     Charter,
@@ -491,6 +493,40 @@ def test_members_that_ended_while_connected_are_no_longer_asked() -> None:
     here.handle(Lost("c", "closed", ended=True), 1.5)
     here.clear("a", now=2.0)
     assert (here.job.phase, list(here.job.roster)) == (Phase.RUNNING, ["a"])
+
+
+def test_a_new_life_of_an_agent_is_the_end_of_the_one_before_however_its_connection_looks() -> None:
+    here = three_running(min_nodes=1)
+    for node in "bc":
+        here.join(node, now=1.4)
+    here.handle(Joined(replace(here.heard["b"], key="place of b", connection=9)), 1.5)
+    again = here.request("b2", IDLE, name="b", nnodes=(1, 3), key="place of b")
+    commands = here.handle(Joined(again), 1.6)
+    assert Drop("b") in commands
+    assert any("node b was lost: a new life of it has come" in c.text for c in commands if isinstance(c, Note))
+    here.clear("a", "c", now=1.7)
+    here.handle(Tick(), 1.6 + ORPHANS)
+    assert (here.job.phase, set(here.job.roster)) == (Phase.RUNNING, {"a", "c", "b2"})
+
+
+def test_one_of_those_who_may_take_over_counts_members_that_were_never_told_of_their_votes() -> None:
+    nodes = [f"n{number:02}" for number in range(12)]
+    here = Rehearsal(min_nodes=6, max_nodes=12)
+    here.job = Job(here.rules, now=0.0, term=Term(1, nodes[0]), run="r")
+    for node in nodes:
+        here.join(node)
+    told = here.heard[nodes[1]].charter
+    assert told is not None
+    assert len(told.successors) < len(nodes) == len(told.members)
+    assert here.heard[nodes[-1]].charter.members == ()  # type: ignore[union-attr]
+
+    here.succeed(nodes[1], 2, now=4.0, charter=told)
+    for node in [nodes[1], *nodes[6:]]:
+        untold = {} if node == nodes[1] else {"charter": None, "assignment": None}
+        here.heard[node] = replace(here.heard[node], **untold)
+        here.join(node, now=4.1)
+    here.beat(nodes[1], *nodes[6:], now=4.2)
+    assert here.job.standing(4.3).acting
 
 
 def test_members_that_only_fell_silent_are() -> None:

@@ -271,6 +271,13 @@ def test_it_does_not_obey_an_older_term(node: Node) -> None:
     assert node.term == Term(3, "c")
 
 
+def test_it_does_not_obey_another_coordinator_with_the_same_number(node: Node) -> None:
+    node.handle(Disconnected(), 0.2)
+    node.handle(Connected(standing(1, "c")), 5.0)
+    assert node.handle(Received(Stop(7, 1)), 5.1) == []
+    assert node.term == Term(1, "b")
+
+
 def test_an_answer_without_a_lease_binds_it_and_renews_nothing(node: Node) -> None:
     node.handle(Disconnected(), 0.2)
     report = told(node.handle(Connected(standing(2, "c")), 5.0))

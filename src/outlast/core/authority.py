@@ -282,7 +282,7 @@ class Authority:
         """Take over from a charter that is newer than what is known here."""
         known = {(e.generation, e.formed): e for e in self.electorates}
         settled = self.settled
-        members = [successor.node for successor in charter.successors]
+        members = charter.members or [successor.node for successor in charter.successors]
         told = [Electorate.told_by(ballot, members if n == 0 else ()) for n, ballot in enumerate(charter.ballots)]
         for index, electorate in enumerate(told):
             mine = known.get((electorate.generation, electorate.formed))

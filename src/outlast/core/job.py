@@ -71,6 +71,7 @@ SHORT = 2000  # characters of a failure that followed another
 FAILURES_KEPT = 16  # of one generation, the first ones
 FIRST = Term(1)
 SUCCESSORS = 8  # nodes that know that they may have to host the coordinator
+ELECTORS = 12_000  # members that are named to each of them: as many as fit into a message
 
 
 class Phase(str, Enum):
@@ -409,7 +410,17 @@ class Job:
 
     def _charter(self, name: str) -> Charter:
         ballots = tuple(e.ballot(name) for e in self._authority.electorates)
-        return Charter(self.run, self.rules, ballots, self._successors, self._charged, dict(self._excluded))
+        return Charter(
+            self.run, self.rules, ballots, self._successors, self._charged, dict(self._excluded), self._electors(name)
+        )
+
+    def _electors(self, name: str) -> tuple[str, ...]:
+        """Whom a successor must know, beyond the other successors: those that nobody could tell of their votes."""
+        newest = self._authority.newest
+        few = newest is None or newest.size <= len(self._successors) or newest.size > ELECTORS
+        if few or all(name != successor.node for successor in self._successors):
+            return ()
+        return tuple(newest.votes) if newest is not None else ()
 
     @property
     def _known(self) -> tuple[int, int, int]:

@@ -292,9 +292,10 @@ class Node:
 
     def _received(self, message: FromCoordinator, now: float) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and message.term:
-            if Term(message.term, self._peer) < self.term:
-                return  # it does not know that it has been replaced
-            self._obey(Term(message.term, self._peer), now)
+            term = Term(message.term, self._peer)
+            if term != self.term and term.number <= self.term.number:
+                return  # it does not know that it has been replaced, or that its number is another's
+            self._obey(term, now)
         if isinstance(message, Ack):
             self._answered(message.seq, message.leased, now)
         elif isinstance(message, Welcome):
