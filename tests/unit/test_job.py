@@ -578,6 +578,21 @@ def test_why_a_generation_was_stopped_is_not_guessed_when_the_journal_is_lost() 
     assert (here.job.phase, here.job.restarts) == (Phase.RUNNING, 0)
 
 
+def test_a_member_that_was_told_to_stop_before_it_began_is_not_waited_for_by_the_next_coordinator() -> None:
+    here = Rehearsal(max_nodes=1)
+    here.join("a")
+    here.run("a")
+    here.say("a", now=1.5, state=State.CUT_OFF, clear=True, floor=1)  # it hears of generation 2 only that it ends
+    assert here.job.generation == 2
+    here.say("a", now=1.6, floor=2)
+    here.succeed("a", 2, now=1.7, memory=True)
+    here.join("a", now=1.8)
+    here.beat("a", now=1.9)
+    here.handle(Tick(), 1.9 + here.rules.node_timeout)
+    here.beat("a", now=5.0)
+    assert (here.job.phase, here.job.generation) == (Phase.RUNNING, 4)  # of another term: numbers are skipped
+
+
 def test_what_has_succeeded_is_told_to_a_node_that_has_obeyed_another_since() -> None:
     here = three_running()
     for node in "abc":

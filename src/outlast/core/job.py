@@ -674,7 +674,7 @@ class Job:
         else:
             size = _count(newest.size, "node")
             self._note(f"term {self.term.number}: took over generation {self.generation}, {size}")
-        stopped = [self._nodes[name] for name in self._roster if self._nodes[name].stopped]
+        stopped = [self._nodes[name] for name in self._roster if self._nodes[name].stopped(self.generation)]
         why = f"the workers of {_names(stopped)} had been stopped"
         if stopped and self._hearsay:
             self._depart(why)

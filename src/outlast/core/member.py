@@ -35,10 +35,9 @@ class Member:
         """No worker runs there, and none of a generation that it was ever told to start can start any more."""
         return self.report.clear and (self.leaving or self.report.floor >= self.sent)
 
-    @property
-    def stopped(self) -> bool:
-        """Its workers were told to end, for a reason that was not theirs."""
-        return self.clear and self.report.state is State.IDLE
+    def stopped(self, generation: int) -> bool:
+        """Its workers of this generation were told to end, for a reason that was not theirs, or never to begin."""
+        return self.clear and (self.report.state is State.IDLE or self.report.generation < generation)
 
     def candidate(self) -> Candidate:
         j = self.join
