@@ -207,6 +207,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     term: Term = Term()  # the newest that it has obeyed
     charter: Charter | None = None
     assignment: Assignment | None = None  # of the newest generation that was started here
+    since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):

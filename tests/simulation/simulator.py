@@ -114,7 +114,7 @@ class Agent:
     """One life of one agent."""
 
     __slots__ = (
-        "alive", "backlog", "connection", "group", "host", "id", "infra_rank", "last", "lease", "node", "nproc",
+        "alive", "backlog", "born", "connection", "group", "host", "id", "infra_rank", "last", "lease", "node", "nproc",
         "paused", "since", "timer",
     )  # fmt: skip
 
@@ -129,6 +129,7 @@ class Agent:
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.connection: Connection | None = None
         self.last: Host | None = None  # where it last found a coordinator
+        self.born = t
         self.since = t  # when one last answered
         self.group: Group | None = None
         self.lease = NEVER  # on the clock of its host: what its guard knows
@@ -153,6 +154,7 @@ class Agent:
             term=node.term,
             charter=node.charter,
             assignment=node.assignment,
+            since=self.born,
         )
 
 

@@ -509,6 +509,16 @@ def test_a_new_life_of_an_agent_is_the_end_of_the_one_before_however_its_connect
     assert (here.job.phase, set(here.job.roster)) == (Phase.RUNNING, {"a", "c", "b2"})
 
 
+def test_a_late_message_of_an_agent_that_has_ended_is_not_taken_for_a_new_life_of_its_place() -> None:
+    here = three_running(min_nodes=1)
+    old = here.request("b1", IDLE, name="b", nnodes=(1, 3), key="place of b", since=5.0)
+    new = here.request("b2", IDLE, name="b", nnodes=(1, 3), key="place of b", since=6.0)
+    here.handle(Joined(new), 1.5)
+    commands = here.handle(Joined(old), 1.6)
+    assert commands == [Drop("b1")]
+    assert here.job.phase is Phase.RUNNING
+
+
 def test_one_of_those_who_may_take_over_counts_members_that_were_never_told_of_their_votes() -> None:
     nodes = [f"n{number:02}" for number in range(12)]
     here = Rehearsal(min_nodes=6, max_nodes=12)

@@ -307,6 +307,7 @@ class Agent:
             term=self._node.term,
             charter=self._node.charter,
             assignment=self._node.assignment,
+            since=self._place.since,
         )
 
     def _host(self, term: Term) -> None:

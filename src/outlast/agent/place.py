@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from outlast import token
+from outlast import clock, token
 
 log = logging.getLogger("agent")
 
@@ -34,6 +34,7 @@ class Place:
     def __init__(self, name: str, key: str = "", descriptor: int | None = None) -> None:
         self.name = name
         self.key = key
+        self.since = clock.now()  # later than all who had it before: the key is of one machine, and one boot of it
         self._descriptor = descriptor
 
     def __repr__(self) -> str:

@@ -249,6 +249,9 @@ class Job:
             self._send(join.node, Refuse(refusal))
             self._out.append(Drop(join.node))
             return
+        if self._is_of_the_past(join):
+            self._out.append(Drop(join.node))
+            return
         node = self._nodes.get(join.node)
         if self.outcome is not None and self._is_overtaken(join, node):
             if not self.outcome.success:
@@ -279,6 +282,11 @@ class Job:
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
             self._note(f"node {join.name} waits as a spare")
+
+    def _is_of_the_past(self, join: Join) -> bool:
+        """Whether this agent has ended, and only its message is late: a later one has its place, and has come."""
+        holder = self._nodes.get(self._holders.get(join.key, "")) if join.key else None
+        return holder is not None and holder.join.node != join.node and join.since < holder.join.since
 
     def _supersede(self, join: Join, now: float) -> None:
         """A place is held by one agent at a time: whoever held it before has ended, however its connection looks."""
