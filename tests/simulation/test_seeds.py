@@ -19,6 +19,7 @@ SEEDS = {
     54226: "the same, when the second coordinator was killed as well",
     80256: "the same, when the journal had only lost its last record",
     61078: "with nobody connected while it gathered, the job's deadline stayed in the past",
+    1506928: "enough nodes came when the wait for them was over and nothing could be decided: its deadline stayed",
     1506331: "a message of an agent that had ended came late, and was taken for a new life of its place",
     1504050: "a member heard of a generation only that it ends; the next coordinator waited for it for ever",
     41634: "workers that had finished while their agent stood still were not looked at before the lease",

@@ -314,11 +314,11 @@ def test_a_fork_that_prepares_itself_shows_its_own_stack_and_not_its_parents(tmp
     lines = [
         INSTALL,
         "import os, time",
+        READY,  # before there are two, whose lines would mix
         "if os.fork() == 0:",
         "    dump.install()",
         "    print('child', os.getpid(), flush=True)",
         "    time.sleep(1000)",
-        READY,
         "time.sleep(1000)",
     ]
     with script(tmp_path, *lines) as process:

@@ -744,7 +744,8 @@ class Job:
                 waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
                 self._end(False, f"waited {waited} for {self._needed()}", now)
         elif not self._authority.settled or self._waiting or self._free is not None:
-            self._last_call = None  # the last generation is still being told of, or workers of another may be alive
+            # The last generation is still being told of, or workers of another may be alive.
+            self._last_call = self._pend = None
         else:
             self._pend = None
             if size == self._world(self.rules.max_nodes) or self._is_due(now):
