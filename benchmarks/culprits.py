@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from hangs import KINDS, RANKS, SCRIPT, Hang
 from outlast.agent import stacks
-from outlast.diagnosis.culprit import Observation, name
+from outlast.diagnosis.culprit import name
+from outlast.diagnosis.observation import Observation
 
 
 async def observed(hang: Hang) -> tuple[list[Observation], float]:

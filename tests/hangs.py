@@ -1,22 +1,25 @@
-"""Real hangs: four ranks that train over gloo, until one of them does something that stops all (`hangs/train.py`)."""
+"""Real hangs: ranks that train over gloo, until one of them does something that stops all (`hangs/train.py`)."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from hosts import Cluster
+from hosts import Cluster, Host
 from outlast.agent.stacks import collect, look
 from outlast.board import Board
-from outlast.diagnosis.culprit import Kind, Observation, Verdict, name
+from outlast.diagnosis.culprit import Kind, Verdict, name
+from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Stack
 from processes import Process, python
 
@@ -24,22 +27,24 @@ SCRIPT = Path(__file__).parent / "integration" / "hangs" / "train.py"
 RANKS = 4
 PAUSE, LOOKS = 0.3, 4  # seconds between two looks, to see whether anything moves, and how many have to agree
 PATIENCE = 60.0
+PORT = 29400
+TIMEOUT, FIRST_TIMEOUT = 4.0, 15.0  # seconds, of heartbeats
 
 
-def one(culprit: int) -> set[int]:
+def one(culprit: int, _ranks: int) -> set[int]:
     return {culprit}
 
 
-def two(culprit: int) -> set[int]:
-    return {culprit, (culprit + 1) % RANKS}
+def two(culprit: int, ranks: int) -> set[int]:
+    return {culprit, (culprit + 1) % ranks}
 
 
-def none(_culprit: int) -> set[int]:
+def none(_culprit: int, _ranks: int) -> set[int]:
     return set()
 
 
 # By what `train.py` calls it: whom to name, and as what; of two culprits, the verdict has the kind of one.
-KINDS: Mapping[str, tuple[Callable[[int], set[int]], set[Kind]]] = {
+KINDS: Mapping[str, tuple[Callable[[int, int], set[int]], set[Kind]]] = {
     "sleep": (one, {Kind.USER_CODE}),
     "loop": (one, {Kind.USER_CODE}),
     "holds_the_gil": (one, {Kind.USER_CODE}),
@@ -79,6 +84,56 @@ KINDS: Mapping[str, tuple[Callable[[int], set[int]], set[Kind]]] = {
 }
 
 
+def right(kind: str, culprit: int, named: Iterable[int], named_as: str, ranks: int = RANKS) -> bool:
+    """Whether those are named who did it, and as what."""
+    whom, kinds = KINDS[kind]
+    return set(named) == whom(culprit, ranks) and Kind(named_as) in kinds
+
+
+class HungJob:
+    """A job with agents on two hosts, each generation of which hangs in the next of the given ways.
+
+    The first host hosts the coordinator. As a context manager it leaves nothing behind.
+    """
+
+    def __init__(
+        self, hosts: Sequence[Host], directory: Path, hangs: Sequence[tuple[str, int]], *flags: str, ranks: int = RANKS
+    ) -> None:
+        self.events = directory / "events.jsonl"
+        self.hangs = hangs
+        self._hosts = hosts
+        endpoint = f"--rdzv-endpoint={hosts[0].name}:{PORT}"
+        timeouts = [f"--ft-rank-heartbeat-timeout={TIMEOUT}", f"--ft-initial-rank-heartbeat-timeout={FIRST_TIMEOUT}"]
+        common = ("--nnodes=2", f"--nproc-per-node={ranks // 2}", endpoint, "--rdzv-id=job")
+        restarts = f"--max-restarts={len(hangs)}"
+        words = [word for kind, culprit in hangs for word in (kind, str(culprit))]
+        argv = [python(), "-m", "outlast", "run", *common, *timeouts, restarts, *flags, SCRIPT, *words]
+        env = {"OUTLAST_TOKEN": "a token of these tests", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        env |= {"OUTLAST_EVENTS": str(self.events), "OUTLAST_USE_INFRA_GROUP_RANK": "false"}
+        first = hosts[0].start(argv, env=env)
+        first.wait_for("joined the job")
+        self.nodes = [first, hosts[1].start(argv, env=env)]  # so that the ranks of the first host come first
+
+    def __enter__(self) -> HungJob:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for host in self._hosts:
+            host.end_processes()
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """The events of this kind so far."""
+        lines = self.events.read_text().splitlines() if self.events.exists() else []
+        return [event for line in lines if (event := json.loads(line))["kind"] == kind]
+
+    def cut_training(self) -> None:
+        """The network between the ranks goes, but not that between agents and coordinator."""
+        for host, other in (self._hosts, self._hosts[::-1]):
+            host.cut_all_but(PORT, other)
+
+
 class Hang:
     """One hang of four ranks on two nodes. As a context manager it leaves nothing behind."""
 
@@ -107,8 +162,7 @@ class Hang:
 
     def right(self, verdict: Verdict) -> bool:
         """Whether the verdict names those who did it, and as what."""
-        whom, kinds = KINDS[self.kind]
-        return set(verdict.culprits) == whom(self.culprit) and verdict.kind in kinds
+        return right(self.kind, self.culprit, verdict.culprits, verdict.kind)
 
     async def settle(self) -> None:
         """Wait until nobody moves any more: what a time-out would have waited for. Nobody is disturbed by it."""

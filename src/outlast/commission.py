@@ -30,3 +30,4 @@ class Commission(msgspec.Struct, frozen=True):
     journal: str = ""
     recall: bool = False  # it takes the place of one that was killed, and whose journal that is
     keep: bool = False  # the journal, when the job has ended
+    events: str = ""  # the file for its decisions

@@ -120,6 +120,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "removed when the job has ended."
         ),
     ] = ""
+    events: Annotated[
+        str,
+        _about(
+            "File to which the coordinator appends one JSON line for each of its decisions, on its own host; "
+            "empty: none."
+        ),
+    ] = ""
     tie_break: Annotated[
         Literal["off", "survivor"],
         _about(

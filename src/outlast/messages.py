@@ -11,7 +11,9 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 2  # agents and coordinators of different numbers refuse each other, with a clear line
+from outlast.diagnosis.observation import PLACES, Observation
+
+PROTOCOL = 3  # agents and coordinators of different numbers refuse each other, with a clear line
 
 
 # What comes off the wire is no larger than what makes sense.
@@ -20,6 +22,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
 LONGEST_REASON = 1024
+MOST_CULPRITS = 64  # that are told to agents by their ranks
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
@@ -128,6 +131,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     error_file: str = "<N/A>"
     error: str = ""  # the error file as torch's @record wrote it
     hung: Reason = ""  # where and for how long, if it was ended because it hung
+    culprit: bool = False  # the others waited for this one: what became of them is its doing
 
 
 class Wanted(str, Enum):
@@ -145,6 +149,13 @@ class Wish(msgspec.Struct, frozen=True, array_like=True):
     generation: Count
     rank: Count
     reason: Reason
+
+
+class Overdue(msgspec.Struct, frozen=True, array_like=True):
+    """Ranks of a node are late. Repeated in its reports for a while, so that whoever coordinates hears of it."""
+
+    number: Count  # grows with every time that some are newly late
+    ending: bool  # by a time-out that ends them; else it is a suspicion
 
 
 class Measures(msgspec.Struct, frozen=True, array_like=True):
@@ -185,6 +196,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     wish: Wish | None = None  # of one of its ranks
     measures: Measures = Measures(0)  # the newest that it was asked for, by one of its ranks or by the coordinator
     agreed: Count = 0  # the newest round of calibration that it knows the result of
+    overdue: Overdue | None = None
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -208,6 +220,14 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     charter: Charter | None = None
     assignment: Assignment | None = None  # of the newest generation that was started here
     since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
+    """Where the ranks of a node are: the answer to `Look`."""
+
+    generation: Count
+    number: Count
+    observations: Annotated[tuple[Observation, ...], msgspec.Meta(max_length=PLACES)]
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -273,6 +293,23 @@ class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
     measures: Measures
 
 
+class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
+    """Say where your ranks are, at once: somewhere in the job one is late."""
+
+    generation: Count
+    number: Count  # of the inquiry
+    interrupt: bool  # the generation is about to end: ranks may be disturbed to see where they are
+
+
+class Named(msgspec.Struct, frozen=True, array_like=True, tag="named"):
+    """Who makes the job hang, by what was seen of all ranks. Those who are late, and the culprits, are to be ended."""
+
+    generation: Count
+    number: Count
+    culprits: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_CULPRITS)]
+    sentence: Reason
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Stop every worker up to this generation, and never start one of them again."""
 
@@ -297,5 +334,7 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
-FromAgent = Join | Report | Ask
-FromCoordinator = Standing | Welcome | Charter | Ack | Start | Measure | Agreed | Stop | Over | Refuse | Answer
+FromAgent = Join | Report | Seen | Ask
+FromCoordinator = (
+    Standing | Welcome | Charter | Ack | Start | Measure | Agreed | Look | Named | Stop | Over | Refuse | Answer
+)

@@ -44,6 +44,7 @@ def test_the_defaults_are_decisions() -> None:
         "node_timeout": 3.0,
         "empty_timeout": 10.0,
         "journal": "",
+        "events": "",
         "tie_break": "off",
         "restart_grace": 0.05,
         "warm_start": True,

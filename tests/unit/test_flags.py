@@ -82,6 +82,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-node-timeout", "--ft-node_timeout", "--node-timeout", "--node_timeout"),
         *("--ft-empty-timeout", "--ft-empty_timeout"),
         "--ft-journal",
+        "--ft-events",
         *("--ft-tie-break", "--ft-tie_break"),
         *("--ft-restart-grace", "--ft-restart_grace"),
         *("--ft-supervise", "--supervise"),

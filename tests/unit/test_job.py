@@ -350,7 +350,8 @@ def test_after_the_end_a_node_that_joins_is_told_so_and_nothing_starts() -> None
 def test_every_change_of_course_leaves_a_note_that_says_why() -> None:
     here = two_running()
     commands = here.handle(Lost("b", "its connection closed"), 1.2)
-    assert Note("generation 1 ends: node b was lost: its connection closed") in commands
+    notes = [command.text for command in commands if isinstance(command, Note)]
+    assert "generation 1 ends: node b was lost: its connection closed" in notes
 
 
 # -- succession

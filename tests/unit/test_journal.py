@@ -10,7 +10,7 @@ import pytest
 
 from outlast import journal as journals
 from outlast.core.authority import Electorate, Memory
-from outlast.core.events import Lost, Note, Tick
+from outlast.core.events import Kind, Lost, Note, Tick
 from outlast.journal import Began, Cut, Damaged, Happened, Journal, Record, Remembered, digest, read, recall
 from outlast.messages import Over, Rules, Term
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     journal.happened(1.0, Lost("a", "gone"), "", [])
     journal.flush()
     journal.remember(memory(1))
-    journal.happened(2.0, Tick(), "01", [Note("a decision")])
+    journal.happened(2.0, Tick(), "01", [Note("a decision", Kind.WAIT, 1)])
     journal.flush()
     journal.remember(memory(2))
     journal.happened(3.0, Tick(), "", [])

@@ -14,7 +14,7 @@ PACKAGE = Path(importlib.util.find_spec("outlast").origin).parent  # type: ignor
 
 # What each room may import of ours, besides itself. Rooms that are not named here may import anything.
 ALLOWED = {
-    "messages": set(),
+    "messages": {"diagnosis"},
     "config": set(),
     "errors": {"messages"},
     "launch": set(),
@@ -25,7 +25,7 @@ ALLOWED = {
     "token": {"launch"},
     "commission": {"messages"},
     "journal": {"core", "messages"},
-    "core": {"messages", "config"},
+    "core": {"messages", "config", "diagnosis"},
 }
 FORBIDDEN = {
     "agent": {"coordinator", "worker", "cli"},

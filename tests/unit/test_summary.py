@@ -210,3 +210,10 @@ def test_run_path_records_an_exception_as_torch_does(tmp_path: Path) -> None:
 def test_run_path_hands_an_exit_code_on_and_records_nothing(tmp_path: Path, code: int) -> None:
     assert run_path(tmp_path, f"raise SystemExit({code})").returncode == code
     assert not (tmp_path / "error.json").exists()
+
+
+@pytest.mark.parametrize(("first_hung", "root"), [("it is late", 1), ("", 0)])
+def test_of_ranks_that_hang_the_root_is_the_one_that_the_others_waited_for(first_hung: str, root: int) -> None:
+    first = msgspec.structs.replace(read("", rank=0, at=1.0), hung=first_hung)
+    culprit = msgspec.structs.replace(read("", rank=1, at=2.0), hung="it sleeps", culprit=True)
+    assert root_failure([first, culprit]).rank == root

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.agent import hangs, supervisor
+from outlast.agent import supervisor
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.guard import Guard
+from outlast.agent.hangs import Hangs
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.place import Place
@@ -36,6 +37,7 @@ from outlast.clock import now
 from outlast.config import Settings, termination_signal
 from outlast.core.node import (
     Agree,
+    Blame,
     Cleared,
     Command,
     Connected,
@@ -50,8 +52,10 @@ from outlast.core.node import (
     Measured,
     Node,
     NotHosted,
+    Observe,
     Received,
     Retire,
+    Show,
     StartWorkers,
     StopWorkers,
     TakeMeasures,
@@ -116,7 +120,7 @@ class Agent:
         self._limits = Limits.of(settings)
         self._ending = termination_signal(settings.rank_termination_signal)
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
-        self._hung: set[int] = set()  # local ranks whose failure has been told, whatever they exit with
+        self._hangs: Hangs | None = None
         self._error_files: list[str] = []
         self._assignment: Assignment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -273,6 +277,14 @@ class Agent:
             self._longest = command.longest
             if self._watch is not None:
                 self._watch.agree(command.longest)
+        elif isinstance(command, Observe):
+            if self._hangs is not None:
+                self._hangs.look(command.number, command.interrupt)
+        elif isinstance(command, Show):
+            self._link.send(command.seen)
+        elif isinstance(command, Blame):
+            if self._hangs is not None:
+                self._hangs.named(command.named)
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):
@@ -346,6 +358,7 @@ class Agent:
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
             self._guard.watch(self._group.pids)
+            self._hangs = self._attending(assignment, self._group, watch)
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
@@ -384,7 +397,7 @@ class Agent:
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         failure = None
-        if exit_code != 0 and local_rank not in self._hung:
+        if exit_code != 0 and (self._hangs is None or local_rank not in self._hangs.ended):
             error_file = self._error_files[local_rank]
             failure = self._failure(self._assignment, local_rank, pid, exit_code, error_file)
         self._feed(Exited(generation, failure))
@@ -434,7 +447,6 @@ class Agent:
     # -- what the board says
 
     def _watching(self) -> Watch:
-        self._hung = set()
         return Watch(
             self._launch.nproc,
             self._limits,
@@ -445,6 +457,9 @@ class Agent:
         )
 
     def _unwatch(self) -> None:
+        if self._hangs is not None:
+            self._hangs.close()
+            self._hangs = None
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -463,31 +478,24 @@ class Agent:
             self._feed(Wished(Wish(wanted, self._assignment.generation, rank, reason)))
 
     def _late(self, found: list[Hang]) -> None:
-        assert self._assignment is not None
-        assert self._group is not None
-        self._run(self._deal_with(found, self._assignment, self._group))
+        if self._hangs is not None:
+            self._hangs.late(found)
 
-    async def _deal_with(self, found: list[Hang], assignment: Assignment, group: WorkerGroup) -> None:
-        """Ranks are late: say so, see where they are, and end those for which that is a verdict."""
-        first, pids = assignment.first_rank, group.pids
-        for hang in found:
-            rank = first + hang.local_rank
-            hangs.tell(hang, generation=assignment.generation, rank=rank, pid=pids[hang.local_rank])
-        verdicts = [hang for hang in found if hang.verdict]
-        stacks = await hangs.stacks({first + r: pids[r] for r in group.alive}, given_up=bool(verdicts))
-        if stacks and assignment.group_world_size == 1 and self._watch is not None and self._group is group:
-            # With ranks on other nodes, whom all wait for cannot be told from here.
-            late = {hang.local_rank for hang in found}
-            readings = {r: self._watch.reading(r) for r in group.alive}
-            log.error("%s", hangs.sentence(self._name, first, readings, stacks, late))
-        for hang in verdicts:
-            if self._group is group and hang.local_rank in group.alive:
-                self._hung.add(hang.local_rank)
-                pid, code = pids[hang.local_rank], -self._ending
-                failure = self._failure(assignment, hang.local_rank, pid, code, error_file="")
-                failure = hangs.failure_of(hang, failure, stacks.get(failure.rank))
-                self._feed(Exited(assignment.generation, failure, hangs.patience(self._ending)))
-                group.end(hang.local_rank, self._ending)
+    def _attending(self, assignment: Assignment, group: WorkerGroup, watch: Watch) -> Hangs:
+        def failure(local_rank: int, pid: int, exit_code: int) -> Failure:
+            return self._failure(assignment, local_rank, pid, exit_code, error_file="")
+
+        return Hangs(
+            self._name,
+            assignment,
+            group,
+            watch,
+            ending=self._ending if self._limits.detection == "on" else None,
+            connected=lambda: self._node.connected,
+            feed=self._feed,
+            run=self._run,
+            failure=failure,
+        )
 
     def _release_port(self) -> None:
         if self._port_in_use is not None:

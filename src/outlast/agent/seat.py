@@ -151,6 +151,7 @@ class Seat:
             log_level=settings.log_level,
             journal=str(self._journal(endpoint.port)),
             keep=bool(settings.journal),
+            events=settings.events,
         )
         self.hosting.begin(commission, listener)
 

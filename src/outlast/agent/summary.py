@@ -58,8 +58,9 @@ def read_failure(
 
 
 def root_failure(failures: Sequence[Failure]) -> Failure:
-    """The failure that came first: the others are mostly its consequences."""
-    return min(failures, key=lambda failure: failure.at)
+    """The failure that came first, for the others are mostly its consequences; of hangs, the one all waited for."""
+    first = min(failures, key=lambda failure: failure.at)
+    return next((failure for failure in failures if failure.culprit), first) if first.hung else first
 
 
 def failure_summary(entrypoint: str, failures: Sequence[Failure]) -> str:

@@ -90,7 +90,7 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._board = Board(nproc)
         self._limits = limits
-        self._late, self._asked, self._calibrate = late, asked, calibrate
+        self._tell_late, self._asked, self._calibrate = late, asked, calibrate
         self._judged = set(range(nproc)) if limits.detection != "off" else set()
         self._numbers = [0] * nproc  # of the newest request of each
         self._calibrations = [0] * nproc
@@ -106,6 +106,11 @@ class Watch:
     def timeouts(self) -> Timeouts:
         """Those in force: as set, and as calibrated where something was measured."""
         return self._timeouts
+
+    @property
+    def late(self) -> frozenset[int]:
+        """The local ranks that were late when the board was last looked at."""
+        return frozenset(self._told)
 
     def address(self, local_rank: int) -> str:
         """What this worker finds its place on the board by."""
@@ -187,7 +192,7 @@ class Watch:
         if due is not None:
             self._timer = self._loop.call_at(due, self._woken, due)
         if found:
-            self._late(sorted(found, key=lambda hang: hang.late.due))
+            self._tell_late(sorted(found, key=lambda hang: hang.late.due))
 
     def _suspicion(self, readings: Iterable[Reading]) -> Timeouts:
         return suspicion(merged(reading.longest for reading in readings), factor=self._limits.factor)

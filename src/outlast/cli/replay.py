@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outlast.cli.flags import Parser
 from outlast.core.decisions import decisions
-from outlast.core.events import Asked, Event, Joined, Lost, Reported
+from outlast.core.events import Asked, Event, Joined, Lost, Reported, Saw
 from outlast.core.job import Job
 from outlast.journal import Began, Cut, Damaged, Happened, Record, digest, read
 
@@ -88,6 +88,8 @@ def _told(event: Event) -> str:
         leaving = f", leaving ({report.leaving.value})" if report.leaving.value else ""
         failed = f", {len(report.failures)} failed" if report.failures else ""
         return f"{event.node} reports generation {report.generation} {report.state.value}{alive}{failed}{leaving}"
+    if isinstance(event, Saw):
+        return f"{event.node} says where {sum(len(each.ranks) for each in event.seen.observations)} ranks are"
     if isinstance(event, Lost):
         return f"{event.node} lost: {event.why}"
     if isinstance(event, Asked):

@@ -14,6 +14,7 @@ import msgspec
 from outlast import log
 from outlast.commission import Commission
 from outlast.coordinator import tls
+from outlast.coordinator.event_stream import EventStream
 from outlast.coordinator.server import Server
 from outlast.journal import Journal, recall
 from outlast.messages import Over, Term
@@ -38,6 +39,7 @@ def main() -> int:
     if memory is not None and memory.term >= term.number:
         term = Term(memory.term + 1, term.by)
     journal = Journal(path, fresh=not commission.recall)
+    events = EventStream(commission.events, job=commission.rules.job) if commission.events else None
 
     async def coordinate() -> Over:
         server = Server(
@@ -48,6 +50,7 @@ def main() -> int:
             run=commission.run,
             memory=memory,
             journal=journal,
+            events=events,
         )
         return await server.serve(listener, tls=context, linger=commission.shutdown_timeout + LAST_WORDS)
 
@@ -55,6 +58,8 @@ def main() -> int:
         over = asyncio.run(coordinate())
     finally:
         journal.close()
+        if events is not None:
+            events.close()
         if commission.record:
             Path(commission.record).unlink(missing_ok=True)
     if not commission.keep:

@@ -15,12 +15,28 @@ from socket import socket
 import msgspec
 
 from outlast import clock
+from outlast.coordinator.event_stream import EventStream
 from outlast.core.authority import Memory
-from outlast.core.events import Asked, Command, Drop, Event, Joined, Lost, Note, Remember, Reply, Reported, Send, Tick
+from outlast.core.events import (
+    Asked,
+    Command,
+    Drop,
+    Event,
+    Joined,
+    Kind,
+    Lost,
+    Note,
+    Remember,
+    Reply,
+    Reported,
+    Saw,
+    Send,
+    Tick,
+)
 from outlast.core.job import FIRST, Job
 from outlast.core.liveness import ORPHANS, Liveness
 from outlast.journal import Began, Journal
-from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report, Rules, Standing, Term
+from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report, Rules, Seen, Standing, Term
 from outlast.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -145,6 +161,7 @@ class Server:
         run: str = "",
         memory: Memory | None = None,
         journal: Journal | None = None,
+        events: EventStream | None = None,
     ) -> None:
         self.token = token
         self.binding = binding
@@ -154,6 +171,7 @@ class Server:
         self.buffer = memoryview(bytearray(READ))
         self._rules = rules
         self._journal = journal
+        self._events = events
         self._of: dict[str, Peer] = {}
         self._liveness = Liveness(rules.node_timeout)
         self._loop = asyncio.get_running_loop()
@@ -202,9 +220,13 @@ class Server:
         self._feed(Joined(join))
 
     def reported(self, peer: Peer, node: str, message: FromAgent) -> None:
-        if self._of.get(node) is peer and isinstance(message, Report):
+        if self._of.get(node) is not peer:
+            return
+        if isinstance(message, Report):
             self._liveness.heard(node, self._now())
             self._feed(Reported(node, message))
+        elif isinstance(message, Seen):
+            self._feed(Saw(node, message))
 
     def asked(self, peer: Peer | None, ask: Ask) -> None:
         """Somebody with the token, or (without a connection) a signal to this process, asks for something."""
@@ -264,7 +286,9 @@ class Server:
             if peer is not None:
                 peer.send(command.message)
         elif isinstance(command, Note):
-            log.info("%s", command.text)
+            log.log(logging.ERROR if command.kind is Kind.HANG else logging.INFO, "%s", command.text)
+            if self._events is not None:
+                self._events.append(command, run=self._job.run, term=self._job.term)
         elif isinstance(command, Remember) and self._journal is not None:
             self._journal.remember(command.memory)
         elif isinstance(command, Drop):

@@ -11,7 +11,8 @@ from outlast.messages import Over, Refuse, Start, Stop
 def decisions(commands: Iterable[Command]) -> list[str]:
     """The commands that are decisions: answers to heartbeats, and what is merely told to nodes, are none.
 
-    >>> decisions([Note("generation 1: 1 node, 1 rank (a)")])
+    >>> from outlast.core.events import Kind
+    >>> decisions([Note("generation 1: 1 node, 1 rank (a)", Kind.GENERATION, 1)])
     ['generation 1: 1 node, 1 rank (a)']
     """
     return [line for command in commands if (line := _line(command))]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 from outlast.core.authority import Memory
-from outlast.messages import Answer, Ask, FromCoordinator, Join, Report
+from outlast.diagnosis.culprit import Verdict
+from outlast.messages import Answer, Ask, FromCoordinator, Join, Report, Seen
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -19,6 +22,13 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
 
     node: str
     report: Report
+
+
+class Saw(msgspec.Struct, frozen=True, tag="saw"):
+    """A node says where its ranks are."""
+
+    node: str
+    seen: Seen
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
@@ -44,7 +54,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -72,10 +82,26 @@ class Remember(msgspec.Struct, frozen=True):
     memory: Memory
 
 
+class Kind(str, Enum):
+    """What a note is about."""
+
+    GENERATION = "generation"  # one was formed, or taken over
+    END = "end"  # of a generation
+    RESTART = "restart"
+    HANG = "hang"
+    NODE = "node"  # one came, went, or was refused
+    WAIT = "wait"  # for nodes
+    CALIBRATION = "calibration"
+    JOB = "job"  # it is over
+
+
 class Note(msgspec.Struct, frozen=True):
     """A decision and its reason, for people."""
 
     text: str
+    kind: Kind
+    generation: int
+    verdict: Verdict | None = None  # of a hang
 
 
 Command = Send | Drop | Reply | Remember | Note

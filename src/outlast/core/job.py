@@ -28,17 +28,24 @@ from outlast.core.events import (
     Drop,
     Event,
     Joined,
+    Kind,
     Lost,
     Note,
     Remember,
     Reply,
     Reported,
+    Saw,
     Send,
 )
+from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member
 from outlast.core.roster import assign, choose, rank, world_of
+from outlast.diagnosis.culprit import Verdict
+from outlast.diagnosis.observation import Observation
 from outlast.messages import (
+    LONGEST_REASON,
+    MOST_CULPRITS,
     PROTOCOL,
     Ack,
     Agreed,
@@ -50,10 +57,12 @@ from outlast.messages import (
     FromCoordinator,
     Join,
     Leaving,
+    Named,
     Over,
     Refuse,
     Report,
     Rules,
+    Seen,
     Standing,
     Start,
     State,
@@ -134,6 +143,7 @@ class Job:
         self._hearsay = False  # nobody here knows why this generation was stopped, if it was: the nodes do not
         self._excluded: dict[str, str] = {}  # places that are not used again, and why
         self._calibration = Calibration()
+        self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
@@ -220,7 +230,7 @@ class Job:
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
-            times = [self._last_call, self._pend, self._empty]
+            times = [self._last_call, self._pend, self._empty, self._inquiry.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -232,6 +242,8 @@ class Job:
             self._reported(event.node, event.report, now)
         elif isinstance(event, Joined):
             self._joined(event.join, now)
+        elif isinstance(event, Saw):
+            self._saw(event.node, event.seen, now)
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
@@ -245,7 +257,7 @@ class Job:
     def _joined(self, join: Join, now: float) -> None:
         refusal = self._refusal(join)
         if refusal:
-            self._note(f"refused node {join.name}: {refusal}")
+            self._note(f"refused node {join.name}: {refusal}", Kind.NODE)
             self._send(join.node, Refuse(refusal))
             self._out.append(Drop(join.node))
             return
@@ -281,7 +293,7 @@ class Job:
         self._reported(join.node, join.report, now, again=True)
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
-            self._note(f"node {join.name} waits as a spare")
+            self._note(f"node {join.name} waits as a spare", Kind.NODE)
 
     def _is_of_the_past(self, join: Join) -> bool:
         """Whether this agent has ended, and only its message is late: a later one has its place, and has come."""
@@ -514,6 +526,8 @@ class Job:
             return
         if self.phase is Phase.RUNNING:
             self._calibrate(name, node)
+            if report.overdue is not None:
+                self._inquiry.hear(name, report.overdue)
         if report.state is State.CUT_OFF:
             self._depart(f"node {node.name} was cut off and stopped its workers")
         elif report.state is State.FAILED:
@@ -538,11 +552,40 @@ class Job:
     def _calibrate(self, name: str, node: Member) -> None:
         news = self._calibration.told(name, node.report.measures, self._roster)
         if isinstance(news, Agreed) and (summary := self._calibration.summary()):
-            self._note(summary)
+            self._note(summary, Kind.CALIBRATION)
         if news is not None:
             for each in self._roster:
                 if self._nodes[each].connected:
                     self._send(each, news)
+
+    def _saw(self, name: str, seen: Seen, now: float) -> None:
+        self.idle = not self._inquiry.take(name, seen)
+        if not self.idle:
+            self._settle(now)
+
+    def _inquire(self, now: float) -> None:
+        """Ranks are late: ask where all of them are, and name the one that the others wait for."""
+        inquiry = self._inquiry
+        if inquiry.is_over(now) and (finding := inquiry.conclude()) is not None:
+            verdict = finding.verdict
+            self._note(f"generation {self.generation}: {verdict.sentence}", Kind.HANG, verdict)
+            if finding.ending:
+                culprits = verdict.culprits[:MOST_CULPRITS] if verdict.certain else ()
+                named = Named(self.generation, finding.number, culprits, verdict.sentence[:LONGEST_REASON])
+                for name in self._roster:
+                    if self._nodes[name].connected:
+                        self._send(name, named)
+        if inquiry.is_wanted(now):
+            members = {name: self._nodes[name] for name in self._roster if self._nodes[name].connected}
+            asked = {name: self._unseen(name, node) for name, node in members.items() if not node.clear}
+            look = inquiry.begin(asked, now)
+            for name in asked:
+                self._send(name, look)
+
+    def _unseen(self, name: str, node: Member) -> Observation:
+        """What is known of the ranks of a member that says nothing."""
+        first = self._roster[name].first_rank
+        return Observation(rank=first, node=node.name, also=tuple(range(first + 1, first + node.join.nproc)))
 
     def _place(self, name: str, node: Member) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
@@ -584,7 +627,7 @@ class Job:
         if event.node in self._roster and active:
             self._depart(why)
         else:
-            self._note(why)
+            self._note(why, Kind.NODE)
         self._settle(now)
 
     def _asked(self, ask: Ask, now: float) -> None:
@@ -639,7 +682,8 @@ class Job:
         elif not self._said_powerless and now >= self._powerless + self.rules.node_timeout:
             self._said_powerless = True
             if self._connected:
-                self._note(f"{lacking}, and the others may go on without them: nothing is decided before more come")
+                others = "and the others may go on without them: nothing is decided before more come"
+                self._note(f"{lacking}, {others}", Kind.WAIT)
         elif now >= self._powerless + self.rules.pend_timeout:
             self._end(False, f"{lacking}, for {self.rules.pend_timeout:g} s (pend_timeout)", now)
         return False
@@ -671,6 +715,7 @@ class Job:
             self.phase = Phase.FORMING
             return
         self._unfinished = set(self._roster)
+        self._inquiry = self._inquiry.anew(self.generation)
         self.phase = Phase.RUNNING
         departed, self._departed = self._departed, []
         for why in departed:
@@ -681,7 +726,7 @@ class Job:
             self._depart(f"{_count(missing, 'node')} of {newest.size} did not come back{named}")
         else:
             size = _count(newest.size, "node")
-            self._note(f"term {self.term.number}: took over generation {self.generation}, {size}")
+            self._note(f"term {self.term.number}: took over generation {self.generation}, {size}", Kind.GENERATION)
         stopped = [self._nodes[name] for name in self._roster if self._nodes[name].stopped(self.generation)]
         why = f"the workers of {_names(stopped)} had been stopped"
         if stopped and self._hearsay:
@@ -694,6 +739,7 @@ class Job:
 
     def _while_running(self, now: float) -> None:
         r = self.rules
+        self._inquire(now)
         if not self._unfinished:
             self._end(True, "every worker finished", now)
         elif self._ready and len(self._unfinished) == len(self._roster):
@@ -724,7 +770,7 @@ class Job:
                 self._end(False, f"{what}, {tries} (--max-restarts={allowed})", now)
                 return
             self.restarts += 1
-            self._note(f"restart {self.restarts} of {self.rules.max_restarts}: {what}")
+            self._note(f"restart {self.restarts} of {self.rules.max_restarts}: {what}", Kind.RESTART)
         self.phase = Phase.FORMING
         size = self._world(len(self._ready))
         if size and self._authority.settled:
@@ -739,7 +785,7 @@ class Job:
             if self._pend is None:
                 self._pend = now + self.rules.pend_timeout
                 if any(n.connected and not n.leaving for n in self._nodes.values()):
-                    self._note(f"waiting for {self._needed()}")
+                    self._note(f"waiting for {self._needed()}", Kind.WAIT)
             elif now >= self._pend:
                 waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
                 self._end(False, f"waited {waited} for {self._needed()}", now)
@@ -774,6 +820,7 @@ class Job:
         self._unfinished = set(self._roster)
         self._failures, self._departed = [], []
         self._calibration.regroup(self._roster)
+        self._inquiry = self._inquiry.anew(self.generation)
         self.phase = Phase.RUNNING
         head = self.term.by if self.term.by in self._roster else members[0].node
         self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
@@ -789,7 +836,8 @@ class Job:
         world = self._roster[members[0].node].world_size
         spare = f", {len(self._ready)} spare" if self._ready else ""
         shown = _names(self._nodes[m.node] for m in members)
-        self._note(f"generation {self.generation}: {_count(size, 'node')}, {_count(world, 'rank')}{spare} ({shown})")
+        what = f"{_count(size, 'node')}, {_count(world, 'rank')}{spare} ({shown})"
+        self._note(f"generation {self.generation}: {what}", Kind.GENERATION)
 
     def _last_ranks(self) -> dict[str, int]:
         """Who had which rank. A new life of a node that was lost takes its place: its memory is there."""
@@ -803,6 +851,9 @@ class Job:
     def _failed(self, failures: tuple[Failure, ...]) -> None:
         seen = {(f.rank, f.pid) for f in self._failures}
         self._failures += [f for f in failures if (f.rank, f.pid) not in seen]
+        if self._failures and self._failures[0].hung:
+            # Of ranks that hang, the first whose clock ran out is not the cause: the one that they wait for is.
+            self._failures.sort(key=lambda failure: not failure.culprit)
         del self._failures[FAILURES_KEPT:]
         if self.phase is Phase.RUNNING and failures:
             self._stop(_what(failures[0]))
@@ -815,12 +866,12 @@ class Job:
         if self.phase is Phase.RUNNING:
             self._stop(why)
         elif self.phase is Phase.STOPPING:
-            self._note(why)
+            self._note(why, Kind.NODE)
 
     def _stop(self, why: str) -> None:
         self.phase = Phase.STOPPING
         self._last_call = None
-        self._note(f"generation {self.generation} ends: {why}")
+        self._note(f"generation {self.generation} ends: {why}", Kind.END)
         self._out.append(Remember(self.memory()))
         for name in self._roster:
             node = self._nodes[name]
@@ -832,7 +883,7 @@ class Job:
             return
         self.phase = Phase.OVER
         took = f"{now - self._began:.1f} s, {_count(self._formed, 'generation')}, {_count(self.restarts, 'restart')}"
-        self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})")
+        self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})", Kind.JOB)
         # The root with all that it said, its followers in short: this goes to every node.
         short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
         failures = () if success else (*self._failures[:1], *short)
@@ -859,8 +910,8 @@ class Job:
             self._nodes[node].told = message.term
         self._out.append(Send(node, message))
 
-    def _note(self, text: str) -> None:
-        self._out.append(Note(text))
+    def _note(self, text: str, kind: Kind, verdict: Verdict | None = None) -> None:
+        self._out.append(Note(text, kind, self.generation, verdict))
 
 
 def _changed(old: Report, new: Report) -> bool:
@@ -875,6 +926,7 @@ def _changed(old: Report, new: Report) -> bool:
         or old.known != new.known
         or old.wish != new.wish
         or old.measures != new.measures
+        or old.overdue != new.overdue
     )
 
 

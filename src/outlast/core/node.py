@@ -16,6 +16,7 @@ import msgspec
 
 from outlast.core.authority import PROMISE_SHARE
 from outlast.core.liveness import BEATS
+from outlast.diagnosis.observation import Observation
 from outlast.messages import (
     Ack,
     Agreed,
@@ -24,11 +25,15 @@ from outlast.messages import (
     Failure,
     FromCoordinator,
     Leaving,
+    Look,
     Measure,
     Measures,
+    Named,
     Over,
+    Overdue,
     Refuse,
     Report,
+    Seen,
     Standing,
     Start,
     State,
@@ -39,6 +44,7 @@ from outlast.messages import (
     Wish,
 )
 
+REPEATED = 5.0  # seconds for which a node says again that ranks are late: to a coordinator that has just come
 FIRST_PATIENCE = 10.0  # with a coordinator that has not said how long its leases are
 
 
@@ -91,6 +97,21 @@ class Measured(msgspec.Struct, frozen=True):
     round: int | None = None
 
 
+class Late(msgspec.Struct, frozen=True):
+    """Ranks here are newly late: by a time-out that ends them, or only suspected."""
+
+    generation: int
+    ending: bool
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """Where the ranks here are, as `Observe` asked."""
+
+    generation: int
+    number: int
+    observations: tuple[Observation, ...]
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -99,7 +120,20 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed: a deadline may be due."""
 
 
-Event = Connected | Disconnected | Received | Exited | Cleared | Leave | Wished | Measured | NotHosted | Tick
+Event = (
+    Connected
+    | Disconnected
+    | Received
+    | Exited
+    | Cleared
+    | Leave
+    | Wished
+    | Measured
+    | Late
+    | Observed
+    | NotHosted
+    | Tick
+)
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -138,6 +172,25 @@ class Agree(msgspec.Struct, frozen=True):
     longest: dict[str, float]
 
 
+class Observe(msgspec.Struct, frozen=True):
+    """See where the workers are, for this inquiry; they may be interrupted for it, or not."""
+
+    number: int
+    interrupt: bool
+
+
+class Show(msgspec.Struct, frozen=True):
+    """Send what was seen."""
+
+    seen: Seen
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """It is known who makes the job hang: end whom this node was about to end, and those of its ranks who did it."""
+
+    named: Named
+
+
 class Host(msgspec.Struct, frozen=True):
     """No coordinator can be reached, and it is this node's turn: start one, of this term."""
 
@@ -158,7 +211,21 @@ class Exit(msgspec.Struct, frozen=True):
     over: Over
 
 
-Command = Tell | StartWorkers | StopWorkers | Lease | TakeMeasures | Agree | Host | Retire | Hangup | Exit
+Command = (
+    Tell
+    | StartWorkers
+    | StopWorkers
+    | Lease
+    | TakeMeasures
+    | Agree
+    | Observe
+    | Show
+    | Blame
+    | Host
+    | Retire
+    | Hangup
+    | Exit
+)
 
 
 class Node:
@@ -189,6 +256,9 @@ class Node:
         self._wish: Wish | None = None
         self._measures = Measures(0)
         self._agreed = 0
+        self._overdue = Overdue(0, False)
+        self._overdue_until = float("-inf")
+        self._look = 0  # the newest inquiry that this connection has brought
         self._leaving = Leaving.NO
         self._over: Over | None = None
         self._exited = False
@@ -216,6 +286,11 @@ class Node:
     def obeyed(self) -> float:
         """When a coordinator last answered in a way that counts."""
         return self._obeyed
+
+    @property
+    def connected(self) -> bool:
+        """Whether a coordinator can be told anything."""
+        return self._connected
 
     @property
     def failed(self) -> bool:
@@ -263,7 +338,7 @@ class Node:
             self._connected = True
             self.connection += 1
             self._peer = event.standing.term.by
-            self._acked, self._echoed = 0, False
+            self._acked, self._echoed, self._look = 0, False, 0
             self._heard_at = now
             self._sent_at.clear()
             self._tell(now, first=True)
@@ -283,6 +358,11 @@ class Node:
             self._wished(event.wish, now)
         elif isinstance(event, Measured):
             self._measured(event, now)
+        elif isinstance(event, Late):
+            self._late(event, now)
+        elif isinstance(event, Observed):
+            if event.number == self._look and self._runs(event.generation):
+                self._out.append(Show(Seen(event.generation, event.number, event.observations)))
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -313,6 +393,13 @@ class Node:
         elif isinstance(message, Agreed):
             self._agreed = max(self._agreed, message.measures.round)
             self._out.append(Agree(message.measures.longest))
+        elif isinstance(message, Look):
+            if self._runs(message.generation):
+                self._look = message.number
+                self._out.append(Observe(message.number, message.interrupt))
+        elif isinstance(message, Named):
+            if message.number == self._look and self._runs(message.generation):
+                self._out.append(Blame(message))
         elif isinstance(message, Stop):
             self._stop_up_to(message.generation, message.graceful, now)
         elif isinstance(message, Over):
@@ -359,6 +446,7 @@ class Node:
         self._floor = generation - 1
         self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
         self._failures, self._patience_with_workers = [], 0.0
+        self._overdue_until = float("-inf")
         self._out.append(StartWorkers(assignment))
         self._tell(now)
 
@@ -427,6 +515,16 @@ class Node:
         if number >= self._measures.round:
             self._measures = Measures(number, event.longest)
             self._tell(now)
+
+    def _late(self, event: Late, now: float) -> None:
+        if self._runs(event.generation):
+            self._overdue = Overdue(self._overdue.number + 1, event.ending)
+            self._overdue_until = now + REPEATED
+            self._tell(now)
+
+    def _runs(self, generation: int) -> bool:
+        """Whether workers of this generation live here, and have not been told to end."""
+        return generation == self.generation and not self.clear and not self._stopping
 
     def _leave_alone(self) -> None:
         """There is no coordinator to wait for: stop what runs, and go."""
@@ -517,6 +615,7 @@ class Node:
             wish=self._wish,
             measures=self._measures,
             agreed=self._agreed,
+            overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
         )
         self._out.append(Tell(report, first))
 

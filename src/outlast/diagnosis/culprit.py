@@ -16,16 +16,14 @@ Those *may* wait; they are taken to, if another rank surely does something else,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Frame, Stack, is_user, library
-
-if TYPE_CHECKING:
-    from outlast.board import Reading
 
 # Where torch.distributed waits. Its checkpoints, which write files, lie in the same folder and are not among these.
 WAITING_FILES = (
@@ -52,6 +50,7 @@ SAVING_SECTIONS = ("checkpoint", "save", "snapshot")
 FILE_WAITS = ("wait_for_partner", "pipe_", "anon_pipe_", "folio_wait", "io_schedule", "wait_on_page", "locks_lock")
 FILE_SYSTEMS = ("nfs", "rpc_wait", "request_wait_answer", "fuse_", "ext4_", "xfs_", "jbd2_", "cifs_", "ceph_", "ll_")
 
+MOVING = 1 / 8  # a rank moves whose last heartbeat is younger than this share of the age of a late one's
 MOST_NAMED = 8  # ranks, in a sentence
 
 
@@ -73,31 +72,6 @@ class Kind(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one rank, at about the same time as of the others. Seconds are ages: no clocks are compared."""
-
-    rank: int
-    node: str
-    step: int | None = None
-    sections: tuple[tuple[str, float], ...] = ()  # open ones, the outermost first, and for how long
-    beat_age: float | None = None  # since the last heartbeat or step
-    late: bool = False
-    stack: Stack | None = None  # None: its node did not say in time
-
-    @classmethod
-    def of(cls, rank: int, node: str, reading: Reading, stack: Stack | None, *, late: bool = False) -> Observation:
-        """What an agent knows of a worker of its own: what the board says, and where it is."""
-        return cls(
-            rank=rank,
-            node=node,
-            step=reading.step,
-            sections=tuple((each.name, max(0.0, reading.read_at - each.since)) for each in reading.sections),
-            beat_age=None if reading.beat_at is None else max(0.0, reading.read_at - reading.beat_at),
-            late=late,
-            stack=stack,
-        )
-
-
 class Verdict(msgspec.Struct, frozen=True):
     """Who it was. No culprits: it was none of the ranks, or it cannot be said; the sentence says which."""
 
@@ -105,6 +79,12 @@ class Verdict(msgspec.Struct, frozen=True):
     kind: Kind
     sentence: str
     where: str = ""  # of the culprits' code, "train.py:81"
+    nodes: tuple[str, ...] = ()  # theirs
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is known who it was, if it was a rank: enough to end one that no clock of its own has found."""
+        return self.kind is not Kind.UNKNOWN
 
 
 class _Wait(msgspec.Struct, frozen=True):
@@ -123,10 +103,18 @@ class _Rank:
 
     def __init__(self, observed: Observation) -> None:
         self.rank, self.node, self.step, self.late = observed.rank, observed.node, observed.step, observed.late
+        self.beat_age = observed.beat_age
         self.stack = observed.stack or Stack()
         self.sections = observed.sections
         self.unseen = observed.stack is None or not (self.stack.frames or self.abnormal)
         self.wait = None if self.unseen or self.abnormal else waiting(self.stack)
+
+    def each_of(self, ranks: Iterable[int]) -> Iterator[_Rank]:
+        """The same for each of these ranks. What it means is found out once: there may be thousands."""
+        for rank in ranks:
+            other = copy(self)
+            other.rank = rank
+            yield other
 
     @property
     def abnormal(self) -> Kind | None:
@@ -191,7 +179,7 @@ class _Rank:
                 step = f" of step {self.step}" if self.step is not None else ""
                 return f"waits in {self.wait.what or 'a call'} at {self.wait.where or '?'}{step}"
             case _ if self.unseen:
-                return f"nothing was seen of it ({self.why_unseen})"
+                return f"nothing could be seen ({self.why_unseen})"
         return f"stuck{self._at or ' in code that is not Python'}{self._manner}{self._held}"
 
     @property
@@ -242,7 +230,7 @@ def name(ranks: Sequence[Observation]) -> Verdict:
     >>> name([Observation(rank=0, node="a", stack=Stack(state="T")), Observation(rank=1, node="b")]).sentence
     'rank 0 on a is the one that others wait for: its process is stopped (by SIGSTOP or a debugger)'
     """
-    seen = [_Rank(each) for each in sorted(ranks, key=lambda each: each.rank)]
+    seen = sorted((rank for each in ranks for rank in _Rank(each).each_of(each.ranks)), key=lambda each: each.rank)
     out = [each for each in seen if each.abnormal]
     busy = [each for each in seen if not each.abnormal and not each.wait and not each.unseen]
     unseen = [each for each in seen if each.unseen]
@@ -287,7 +275,7 @@ def place(frame: Frame) -> str:
 def _all_wait(waits: Sequence[_Rank]) -> Verdict:
     pair = [each for each in waits if each.wait and each.wait.what in BETWEEN_TWO]
     if pair:
-        return _blame(_behind(pair), [each for each in waits if each not in pair], among=waits, kind=Kind.PAIR)
+        return _blame(_behind(pair), _but(waits, pair), among=waits, kind=Kind.PAIR)
     groups = _grouped(waits, lambda each: each.wait)
     if len(groups) == 1:
         groups = _grouped(waits, lambda each: each.step)
@@ -299,9 +287,9 @@ def _all_wait(waits: Sequence[_Rank]) -> Verdict:
     # What is surely a wait for others tells more than what may be one, and the many more than the few.
     first, second, *_ = sorted(groups, key=_weight, reverse=True)
     if _weight(first) == _weight(second):
-        apart = "; ".join(f"{_who(group)} wait {_in(group[0])}" for group in groups)
+        apart = "; ".join(f"{_who(group)} wait {_in(group[0])}" for group in groups[:MOST_NAMED])
         return Verdict((), Kind.MISMATCH, f"ranks wait in different places, none of them alone: {apart}")
-    others = [each for each in waits if each not in first]
+    others = _but(waits, first)
     # A rank that surely waits is in the wrong collective; of one that only may, it is better to say where it is.
     kind = Kind.MISMATCH if all(each.surely_waits == first[0].surely_waits for each in others) else None
     return _blame(others, first, among=waits, kind=kind)
@@ -310,22 +298,26 @@ def _all_wait(waits: Sequence[_Rank]) -> Verdict:
 def _nobody_waits(busy: Sequence[_Rank], unseen: Sequence[_Rank]) -> Verdict:
     if not busy:
         return Verdict((), Kind.UNKNOWN, f"nothing was seen of {_who(unseen)}: {unseen[0].why_unseen}")
+    busy = _still(busy)
     groups = _grouped(busy, _Rank.where)
     if len(groups) > 1 and len(groups[0]) > len(busy) / 2:
-        return _blame([each for each in busy if each not in groups[0]], groups[0], among=busy)
+        return _blame(_but(busy, groups[0]), groups[0], among=busy)
     behind = _behind(busy)
+    late = [each for each in busy if each.late]
+    if len(behind) == len(busy) > len(late) > 0:
+        return _blame(late, (), among=busy)
     if len(behind) < len(busy) or len(groups) == 1:
         return _blame(behind, (), among=busy)
-    late = [each for each in busy if each.late]
-    return _blame(late or busy, (), among=busy, kind=None if 0 < len(late) < len(busy) else Kind.UNKNOWN)
+    return _blame(busy, (), among=busy, kind=Kind.UNKNOWN)
 
 
 def _blame(
     culprits: Sequence[_Rank], waits: Sequence[_Rank], *, among: Sequence[_Rank], kind: Kind | None = None
 ) -> Verdict:
     starting = bool(waits) and all(each.wait and each.wait.what in INIT for each in waits)
-    kinds = [kind or each.kind(starting) for each in culprits]
-    stuck = [each.stuck(each_kind) for each, each_kind in zip(culprits, kinds, strict=True)]
+    shown = culprits[:MOST_NAMED]
+    kinds = [kind or each.kind(starting) for each in shown]
+    stuck = [each.stuck(each_kind) for each, each_kind in zip(shown, kinds, strict=True)]
     if len(among) > len(culprits):
         are = "is the one that others wait for" if len(culprits) == 1 else "are those that others wait for"
     else:
@@ -333,12 +325,19 @@ def _blame(
     if len(set(stuck)) == 1:
         told = stuck[0]
     else:
-        told = ", ".join(f"rank {each.rank} {text}" for each, text in zip(culprits, stuck, strict=True))
+        told = ", ".join(f"rank {each.rank} {text}" for each, text in zip(shown, stuck, strict=True))
     sentence = f"{_who(culprits)} {are}: {told}"
     if waits:
         sentence += f"; {_waits(waits)}"
     where = next((each.where() for each in culprits if each.where()), "")
-    return Verdict(tuple(each.rank for each in culprits), kinds[0], sentence, where)
+    nodes = tuple(dict.fromkeys(each.node for each in culprits))
+    return Verdict(tuple(each.rank for each in culprits), kinds[0], sentence, where, nodes)
+
+
+def _still(ranks: Sequence[_Rank]) -> Sequence[_Rank]:
+    """Those that do not move, going by heartbeats; all, where heartbeats do not tell."""
+    longest = max((each.beat_age for each in ranks if each.late and each.beat_age is not None), default=0.0)
+    return [each for each in ranks if each.beat_age is None or each.beat_age > longest * MOVING] or ranks
 
 
 def _behind(ranks: Sequence[_Rank]) -> Sequence[_Rank]:
@@ -355,6 +354,12 @@ def _grouped(ranks: Sequence[_Rank], key: Callable[[_Rank], object]) -> list[lis
     for each in ranks:
         groups.setdefault(key(each), []).append(each)
     return sorted(groups.values(), key=len, reverse=True)
+
+
+def _but(ranks: Sequence[_Rank], some: Sequence[_Rank]) -> list[_Rank]:
+    """All but those."""
+    left_out = set(map(id, some))
+    return [each for each in ranks if id(each) not in left_out]
 
 
 def _weight(group: Sequence[_Rank]) -> tuple[bool, int]:

@@ -1,8 +1,9 @@
 """A training loop that hangs in the step after next, in the way and on the rank that it is told.
 
-    python train.py KIND RANK
+    python train.py KIND RANK [KIND RANK …]
 
-Each rank says `hangs` when it comes to the place; what the rank does there is the first function named after the kind.
+Each rank says `hangs` when it comes to the place; what the rank does there is the function named after the kind. Under
+Outlast each generation hangs in the next way; when none is left, all ranks end well after some steps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from outlast.worker import dump, session
 
-KIND, CULPRIT = sys.argv[1], int(sys.argv[2])
+GENERATION = int(os.environ.get("OUTLAST_GENERATION", "1"))
+HANGS = dict(enumerate(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True), 1))
+KIND, CULPRIT = HANGS.get(GENERATION, ("ends", 0))
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PEER = (CULPRIT + 1) % SIZE
 HANG_AT = 2
@@ -43,7 +46,7 @@ gradient = torch.ones(64)
 
 def say_so() -> None:
     """Tell whoever waits for the hang that this rank has come to it."""
-    print(f"hangs {RANK}", flush=True)
+    os.write(1, f"hangs {RANK} {KIND}\n".encode())  # at once: workers may share the stream
 
 
 def sleep() -> None:
@@ -338,8 +341,8 @@ def in_a_thread() -> None:
 
 
 def subgroups() -> None:
-    """One rank sleeps; its partner waits for it in their own group, the other pair for all."""
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    """One rank sleeps; its partner waits for it in their own group, the other pairs for all."""
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, SIZE, 2)]
     if MINE:
         time.sleep(FOREVER)
     dist.all_reduce(gradient, group=pairs[RANK // 2])
@@ -382,6 +385,12 @@ def sends_without_receiver() -> None:
     dist.all_reduce(gradient)
 
 
+def ends() -> None:
+    """Nobody hangs. (Without PyTorch's own way out, which may: see docs/hangs.md.)"""
+    dist.barrier()
+    os._exit(0)
+
+
 def in_init() -> None:
     """One rank does not come to init_process_group."""
 
@@ -396,6 +405,7 @@ def main() -> None:
     if KIND in ("within_ddp", "in_backward", "fully_sharded", "saves_together"):
         DistributedDataParallel(torch.nn.Linear(8, 8))  # the first one imports for seconds
         importlib.import_module("torch.distributed.checkpoint")
+        importlib.import_module("torch.distributed.fsdp")
     step = 0
     while True:
         session.step(step)
