@@ -354,6 +354,10 @@ class Simulation:
         found = c.host.number <= self.schedule.endpoints  # else only those find it that were told where it may be
         agents = [a for a in self._agents.values() if found or a.node.charter is not None]
         living = [a.id for a in agents if a.node.leaving is Leaving.NO]
+        newest = c.job._authority.newest
+        ages = [a.node.charter.ballots[0].age for a in agents if a.node.charter is not None and a.node.charter.ballots]
+        if newest is not None and any(age > newest.age for age in ages):
+            return  # it has not heard of a generation whose quorum is the one that counts
         if all(e.is_quorum(living) for e in c.job._authority.electorates):
             raise Violation("a quorum goes on", c.job.outcome.reason)
 

@@ -11,6 +11,7 @@ from outlast.core.authority import Memory
 from outlast.core.events import Command, Drop, Event, Joined, Lost, Note, Remember, Reported, Send, Tick
 from outlast.core.job import Job, Phase
 from outlast.core.liveness import ORPHANS
+from outlast.core.member import Member
 from outlast.messages import (
     Ack,
     Charter,
@@ -207,6 +208,14 @@ def test_failures_that_come_from_stopping_for_a_newcomer_cost_no_restart() -> No
     here.fail("a")
     here.clear("a")
     assert (here.job.phase, here.job.restarts, len(here.job.roster)) == (Phase.RUNNING, 0, 2)
+
+
+def test_a_failure_costs_a_restart_also_when_a_node_drains_right_after() -> None:
+    here = two_running(max_restarts=1)
+    here.fail("a")
+    here.say("b", now=1.6, leaving=Leaving.DRAIN)
+    here.clear("a", "b")
+    assert (here.job.restarts, list(here.job.roster)) == (1, ["a"])
 
 
 def test_failures_that_come_from_a_node_that_was_cut_off_cost_no_restart() -> None:
@@ -486,6 +495,15 @@ def test_without_support_it_gives_no_lease_and_forms_nothing() -> None:
     assert here.job.phase is Phase.STOPPING
     here.beat("a", "b", now=5.2)
     assert (here.job.phase, here.job.generation) == (Phase.RUNNING, 2)
+
+
+def test_support_counts_from_the_first_of_two_answers_to_one_report() -> None:
+    member = Member(Rehearsal().request("a", IDLE))
+    member.acked(5, 1.0)
+    member.acked(5, 2.0)  # with a `Start`, say; it may never come
+    assert member.repeated(5) == 1.0
+    member.acked(5, 3.0)
+    assert member.repeated(5) is None
 
 
 def test_members_that_ended_while_connected_are_no_longer_asked() -> None:

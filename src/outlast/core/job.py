@@ -520,7 +520,9 @@ class Job:
         self._place(name, node)
         if name not in self._roster:
             return
-        if report.leaving is Leaving.DRAIN and name in self._unfinished and _place_of(node.join) not in self._excluded:
+        leaves = report.leaving is Leaving.DRAIN and _place_of(node.join) not in self._excluded
+        if leaves and name in self._unfinished and self.phase is not Phase.STOPPING:
+            # Its workers run on until they are told to stop: what failed before is not a consequence.
             self._depart(f"node {node.name} is draining")
         if report.generation != self.generation:
             return

@@ -11,7 +11,7 @@ ACKS_KEPT = 8  # of one node, that it has not repeated yet
 class Member:
     """A node, from its first connection on: also a spare, and one that was lost."""
 
-    __slots__ = ("acks", "connected", "join", "report", "sent", "told", "until")
+    __slots__ = ("acks", "connected", "echoed", "join", "report", "sent", "told", "until")
 
     def __init__(self, join: Join) -> None:
         self.join = join
@@ -21,6 +21,7 @@ class Member:
         self.told = 0  # the newest term of this coordinator that it may have heard of
         self.until: float | None = None
         self.acks: dict[int, float] = {}  # when each was sent
+        self.echoed = 0  # the newest that it has repeated
 
     @property
     def name(self) -> str:
@@ -47,7 +48,9 @@ class Member:
         )
 
     def acked(self, seq: int, now: float) -> None:
-        """An `Ack` of this report is being sent."""
+        """An `Ack` of this report is being sent. Of two, it may be the first that is repeated: that one counts."""
+        if seq in self.acks or seq <= self.echoed:
+            return
         if len(self.acks) >= ACKS_KEPT:
             del self.acks[next(iter(self.acks))]
         self.acks[seq] = now
@@ -56,6 +59,7 @@ class Member:
         """When the `Ack` was sent that it has just shown to have."""
         sent = self.acks.pop(seq, None)
         if sent is not None:
+            self.echoed = seq
             for older in [s for s in self.acks if s < seq]:
                 del self.acks[older]
         return sent
