@@ -133,6 +133,11 @@ class HungJob:
         for host, other in (self._hosts, self._hosts[::-1]):
             host.cut_all_but(PORT, other)
 
+    def mend_training(self) -> None:
+        """It comes back."""
+        for host in self._hosts:
+            host.mend()
+
 
 class Hang:
     """One hang of four ranks on two nodes. As a context manager it leaves nothing behind."""

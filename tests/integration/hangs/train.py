@@ -218,6 +218,7 @@ def within_ddp() -> None:
         if MINE and step:
             time.sleep(FOREVER)
         loss.backward()
+        session.heartbeat()
 
 
 class Stuck(torch.autograd.Function):
@@ -236,7 +237,9 @@ class Stuck(torch.autograd.Function):
 def in_backward() -> None:
     """One rank is stuck in a gradient function of its own, the others wait where DDP reduces."""
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    Stuck.apply(torch.ones(1))  # the first one imports for seconds
     for step in range(2):
+        session.heartbeat()
         inputs = torch.ones(4, 8, requires_grad=True)
         outputs = model(inputs)
         loss = (Stuck.apply(outputs) if MINE and step else outputs).sum()
@@ -372,6 +375,7 @@ def fully_sharded() -> None:
 
     model = fully_shard(torch.nn.Linear(8, 8))
     for step in range(2):
+        session.heartbeat()
         if MINE and step:
             time.sleep(FOREVER)
         model(torch.ones(4, 8)).sum().backward()
