@@ -237,7 +237,6 @@ class Stuck(torch.autograd.Function):
 def in_backward() -> None:
     """One rank is stuck in a gradient function of its own, the others wait where DDP reduces."""
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
-    Stuck.apply(torch.ones(1))  # the first one imports for seconds
     for step in range(2):
         session.heartbeat()
         inputs = torch.ones(4, 8, requires_grad=True)
@@ -407,7 +406,8 @@ def main() -> None:
             time.sleep(FOREVER)
     dist.init_process_group("gloo", timeout=timedelta(seconds=FOREVER))
     if KIND in ("within_ddp", "in_backward", "fully_sharded", "saves_together"):
-        DistributedDataParallel(torch.nn.Linear(8, 8))  # the first one imports for seconds
+        DistributedDataParallel(torch.nn.Linear(8, 8))  # the first one imports for seconds, as do these
+        Stuck.apply(torch.ones(1))
         importlib.import_module("torch.distributed.checkpoint")
         importlib.import_module("torch.distributed.fsdp")
     step = 0
