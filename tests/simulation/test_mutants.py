@@ -11,7 +11,7 @@ from simulator import Simulation
 
 from outlast.core import job as job_module
 from outlast.core.authority import Authority, Electorate
-from outlast.core.events import Command, Event, Lost
+from outlast.core.events import Command, Event, Kind, Lost
 from outlast.core.job import Job, Phase
 from outlast.core.member import Member
 from outlast.core.node import Node
@@ -170,7 +170,7 @@ class Remembers(Job):
         Remembers.lives += 1
         super()._joined(join, now)
         if Remembers.lives % 2:
-            self._note("it is an odd one")
+            self._note("it is an odd one", Kind.NODE)
 
 
 class StartsWithoutALease(Node):
