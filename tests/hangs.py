@@ -28,7 +28,7 @@ RANKS = 4
 PAUSE, LOOKS = 0.3, 4  # seconds between two looks, to see whether anything moves, and how many have to agree
 PATIENCE = 60.0
 PORT = 29400
-TIMEOUT, FIRST_TIMEOUT = 4.0, 15.0  # seconds, of heartbeats
+TIMEOUT, FIRST_TIMEOUT = 4.0, 40.0  # seconds, of heartbeats; torch may take long to import on a busy machine
 
 
 def one(culprit: int, _ranks: int) -> set[int]:
@@ -132,6 +132,11 @@ class HungJob:
         """The network between the ranks goes, but not that between agents and coordinator."""
         for host, other in (self._hosts, self._hosts[::-1]):
             host.cut_all_but(PORT, other)
+
+    def mend_training(self) -> None:
+        """It comes back."""
+        for host in self._hosts:
+            host.mend()
 
 
 class Hang:

@@ -88,13 +88,17 @@ class Host:
         other.cut_to(self)
 
     def cut_all_but(self, port: int, other: Host) -> None:
-        """Lose what this host sends to `other`, silently, but for TCP from and to this port. For good."""
+        """Lose what this host sends to `other`, silently, but for TCP from and to this port."""
         ip(
             f"rule add priority 10 to {other.address} ipproto tcp dport {port} lookup main",
             f"rule add priority 11 to {other.address} ipproto tcp sport {port} lookup main",
             f"rule add priority 12 to {other.address} blackhole",
             on=self.namespace,
         )
+
+    def mend(self) -> None:
+        """Undo `cut_all_but`."""
+        ip("rule del priority 10", "rule del priority 11", "rule del priority 12", on=self.namespace)
 
     def heal(self) -> None:
         """Put the cable back, and undo every cut between this host and another; turn it on if it is off."""

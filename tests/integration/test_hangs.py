@@ -98,6 +98,18 @@ def test_an_agent_that_was_stopped_together_with_its_workers_gives_them_their_ti
     assert "hangs" not in process.output
 
 
+def test_a_node_that_cannot_say_where_its_ranks_are_keeps_nobody_from_being_named_and_ended() -> None:
+    flags = ("--max-restarts=1", "--node-timeout=60", "--ft-rank-heartbeat-timeout=2")
+    with two_nodes(*flags, args=["sleep", "1"]) as (a, b):
+        a.wait_for("rank 1 of generation 1: now sleep")
+        b.wait_for("rank 3 of generation 1: pid", anywhere=True)
+        b.signal(signal.SIGSTOP)
+        a.wait_for(r"coordinator: generation 1: rank 1 on a .* stuck in for_ever at hangs.py:\d+")
+        a.wait_for("generation 1 ends: rank 1 on node a hung: it gave no heartbeat and made no step for 2 s")
+        b.signal(signal.SIGCONT)
+        finished(a, b)
+
+
 STEPS = """
 import os, time, torch
 rank, generation = os.environ["RANK"], os.environ["OUTLAST_GENERATION"]

@@ -74,6 +74,12 @@ def test_the_sentence_says_who_where_and_who_waits() -> None:
     assert verdict.where.startswith("train.py:")
 
 
+def test_a_rank_that_still_imports_torch_does_not_wait() -> None:
+    operators = "/venv/lib/python3/site-packages/torch/_ops.py"
+    assert waiting(stack(Frame("__getattr__", operators, 1), state="R")) is None
+    assert waiting(stack(Frame("__call__", operators, 1))) is not None
+
+
 def test_a_process_in_uninterruptible_sleep_is_the_one() -> None:
     verdict = judged(collective(), Stack(state="D", wchan="nfs_wait_bit_killable"), collective())
     assert (verdict.culprits, verdict.kind) == ((1,), Kind.UNINTERRUPTIBLE)

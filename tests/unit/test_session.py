@@ -271,6 +271,13 @@ def test_what_was_measured_is_carried_to_the_next_run(board: Board, session: Ses
     assert reading.calibrations == 1
 
 
+def test_the_first_heartbeat_does_not_forget_a_longer_start_of_an_earlier_run(board: Board) -> None:
+    session = Session({VARIABLE: board.address(0)})
+    session.calibration.load_state_dict({"longest": '{"startup": 1234.0}'})
+    session.heartbeat()
+    assert board.read(0).longest["startup"] == 1234.0
+
+
 def test_without_outlast_everything_works_and_nobody_reads_it(caplog: pytest.LogCaptureFixture) -> None:
     session = Session({})
     session.heartbeat()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from enum import Enum
 
 import msgspec
@@ -33,10 +32,10 @@ WAITING_FILES = (
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/nn/functional.py",
     "torch/distributed/elastic/utils/store.py",
-    "torch/_ops.py",
     "outlast/worker/health.py",
     "outlast/worker/store.py",
 )
+OPERATOR = ("torch/_ops.py", "__call__")  # a functional collective; the rest of that file makes operators known
 INIT = frozenset({"init_process_group", "new_group", "new_subgroups", "split_group", "init_device_mesh"})
 BETWEEN_TWO = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"})
 NOT_NAMES = frozenset({"wrapper", "inner", "__call__", "<lambda>", "_create_c10d_store", "_env_rendezvous_handler"})
@@ -106,18 +105,18 @@ class _Rank:
         self.beat_age = observed.beat_age
         self.stack = observed.stack or Stack()
         self.sections = observed.sections
+        self.abnormal = self._by_state()
         self.unseen = observed.stack is None or not (self.stack.frames or self.abnormal)
         self.wait = None if self.unseen or self.abnormal else waiting(self.stack)
 
     def each_of(self, ranks: Iterable[int]) -> Iterator[_Rank]:
         """The same for each of these ranks. What it means is found out once: there may be thousands."""
         for rank in ranks:
-            other = copy(self)
-            other.rank = rank
+            other = _Rank.__new__(_Rank)
+            other.__dict__.update(self.__dict__, rank=rank)
             yield other
 
-    @property
-    def abnormal(self) -> Kind | None:
+    def _by_state(self) -> Kind | None:
         """The kind of hang that its state alone makes it."""
         if self.stack == Stack():
             return None  # nobody looked
@@ -251,7 +250,7 @@ def waiting(stack: Stack) -> _Wait | None:
     user = next(filter(is_user, stack.frames), None)
     where = place(user) if user else ""
     own = [frame for frame in stack.frames if library(frame.file) != "-"]
-    block = _leading(own, lambda frame: library(frame.file) in WAITING_FILES)
+    block = _leading(own, _waits_within)
     if block:
         named = [frame.function for frame in block if frame.function not in NOT_NAMES]
         return _Wait(named[-1] if named else block[-1].function, where, sure=True)
@@ -263,6 +262,11 @@ def waiting(stack: Stack) -> _Wait | None:
     if own[0] is stack.frames[0] and is_user(own[0]) and any(call in own[0].source for call in MAY_WAIT):
         return _Wait("", where, sure=False)
     return None
+
+
+def _waits_within(frame: Frame) -> bool:
+    file = library(frame.file)
+    return file in WAITING_FILES or (file, frame.function) == OPERATOR
 
 
 def place(frame: Frame) -> str:

@@ -263,7 +263,8 @@ class Session:
         if self._beat_at == 0:
             born = self._slot.words[BORN_AT]
             if born and self._counts(born, now, 0):
-                self._words[STARTUP_LONGEST] = now - born
+                # More than that may have been loaded from a checkpoint before.
+                self._words[STARTUP_LONGEST] = max(now - born, self._slot.words[STARTUP_LONGEST])
         elif self._counts(self._beat_at, now, self._gap):
             self._gap = now - self._beat_at
             self._words[BEAT_LONGEST] = self._gap

@@ -218,6 +218,7 @@ def within_ddp() -> None:
         if MINE and step:
             time.sleep(FOREVER)
         loss.backward()
+        session.heartbeat()
 
 
 class Stuck(torch.autograd.Function):
@@ -237,6 +238,7 @@ def in_backward() -> None:
     """One rank is stuck in a gradient function of its own, the others wait where DDP reduces."""
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     for step in range(2):
+        session.heartbeat()
         inputs = torch.ones(4, 8, requires_grad=True)
         outputs = model(inputs)
         loss = (Stuck.apply(outputs) if MINE and step else outputs).sum()
@@ -372,6 +374,7 @@ def fully_sharded() -> None:
 
     model = fully_shard(torch.nn.Linear(8, 8))
     for step in range(2):
+        session.heartbeat()
         if MINE and step:
             time.sleep(FOREVER)
         model(torch.ones(4, 8)).sum().backward()
@@ -403,7 +406,8 @@ def main() -> None:
             time.sleep(FOREVER)
     dist.init_process_group("gloo", timeout=timedelta(seconds=FOREVER))
     if KIND in ("within_ddp", "in_backward", "fully_sharded", "saves_together"):
-        DistributedDataParallel(torch.nn.Linear(8, 8))  # the first one imports for seconds
+        DistributedDataParallel(torch.nn.Linear(8, 8))  # the first one imports for seconds, as do these
+        Stuck.apply(torch.ones(1))
         importlib.import_module("torch.distributed.checkpoint")
         importlib.import_module("torch.distributed.fsdp")
     step = 0
