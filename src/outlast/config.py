@@ -189,6 +189,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         _about("Count the steps of torch's optimizers as heartbeats, for scripts that give none."),
     ] = True
+    signatures: Annotated[
+        str,
+        _about("YAML file with signatures of failures of your own, besides those that Outlast knows."),
+    ] = ""
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[
         bool,

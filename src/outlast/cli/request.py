@@ -18,6 +18,7 @@ from pathlib import Path
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
 from outlast.config import Loaded, load, nearest, truth
 from outlast.launch import Endpoint, Launch, Logs, Std
+from outlast.signatures import catalogue
 
 _C10D_PORT = 29400
 _MOST, _MOST_WORKERS, _LONGEST = 2**31 - 1, 4096, 255
@@ -55,6 +56,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     conf = _conf(args.rdzv_conf)
     is_host = _is_host(conf.pop("is_host", None))
     loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
+    if loaded.settings.signatures:
+        catalogue(loaded.settings.signatures)
     low, high = _nnodes(args.nnodes)
     _check_unit(low, high, loaded)
     for flag, number in (("--max-restarts", args.max_restarts), ("--node-rank", args.node_rank or 0)):
