@@ -113,6 +113,32 @@ class Leaving(str, Enum):
     INTERRUPT = "interrupt"  # Ctrl-C: the whole job ends
 
 
+class Account(msgspec.Struct, frozen=True, array_like=True):
+    """What was seen of a worker's end, as far as it is worth a message. What was not seen is left empty."""
+
+    exception: Name = ""  # the type, as Python names it
+    said: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # the exception's message
+    traceback: Annotated[str, msgspec.Meta(max_length=16384)] = ""
+    log: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # the path of its log on its node
+    tail: tuple[Reason, ...] = ()  # of that log
+    kernel: tuple[Reason, ...] = ()  # what the kernel says
+    ran: float | None = None  # seconds
+    step: int | None = None  # the last one
+
+
+class Cause(msgspec.Struct, frozen=True, array_like=True):
+    """What it was, in the words of the catalogue (`outlast.diagnosis`)."""
+
+    name: Name
+    title: Reason
+    role: Name = "root"
+    domain: Name = "user code"
+    outlook: Name = "unknown"
+    explain: Reason = ""
+    advice: Reason = ""
+    seen: Reason = ""  # the line that gave it away
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """One worker's end, as evidence."""
 
@@ -127,6 +153,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     error_file: str = "<N/A>"
     error: str = ""  # the error file as torch's @record wrote it
     hung: Reason = ""  # where and for how long, if it was ended because it hung
+    account: Account = Account()
+    cause: Cause | None = None
+    clock: Time = 0.0  # when, on the clock of its agent
 
 
 class Wanted(str, Enum):

@@ -21,6 +21,7 @@ import msgspec
 from outlast.agent import hangs, supervisor
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.guard import Guard
+from outlast.agent.judge import Judge
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.place import Place
@@ -28,6 +29,7 @@ from outlast.agent.ports import StorePort
 from outlast.agent.seat import Seat
 from outlast.agent.summary import read_failure
 from outlast.agent.watch import HELD_UP, Hang, Limits, Watch
+from outlast.agent.witness import Witness, timed
 from outlast.agent.workers import Streams, WorkerGroup
 from outlast.agent.zygote import Zygote
 from outlast.agent.zygote_process import startup
@@ -118,6 +120,8 @@ class Agent:
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hung: set[int] = set()  # local ranks whose failure has been told, whatever they exit with
         self._error_files: list[str] = []
+        self._witness = Witness()
+        self._judge = Judge(settings.signatures)
         self._assignment: Assignment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
@@ -193,6 +197,7 @@ class Agent:
         self._guard.close()
         if self._zygote is not None:
             self._zygote.close()
+        self._witness.close()
         await self._link.close()
         linking.cancel()
         await asyncio.wait({linking})
@@ -344,6 +349,7 @@ class Agent:
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
+            self._witness.begin(streams)
             self._guard.watch(self._group.pids)
             watch.begin()
         except (OSError, ValueError) as error:
@@ -356,6 +362,7 @@ class Agent:
         last = assignment.first_rank + launch.nproc - 1
         shown = f"rank {last}" if launch.nproc == 1 else f"ranks {assignment.first_rank} to {last}"
         log.info("generation %d: started %s of %d", assignment.generation, shown, assignment.world_size)
+        self._loop.call_soon(self._judge.prepare)
 
     def _workers(self, generation: int, environments: list[dict[str, str]], streams: list[Streams]) -> WorkerGroup:
         """The workers of a generation: forked from the zygote if it is ready, else as new processes."""
@@ -366,7 +373,7 @@ class Agent:
 
         zygote = self._zygote
         if zygote is None:
-            hooked = self._settings.step_hook and commands[0][:2] == (sys.executable, "-u")
+            hooked = commands[0][:2] == (sys.executable, "-u")
             cold = partial(startup, purpose="hook -1") if hooked else dict
             return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold)
         return WorkerGroup.start(
@@ -375,7 +382,7 @@ class Agent:
 
     def _not_started(self, assignment: Assignment, why: str) -> None:
         failure = self._failure(assignment, local_rank=0, pid=0, exit_code=NOT_STARTED, error_file="")
-        self._feed(Exited(assignment.generation, msgspec.structs.replace(failure, message=why)))
+        self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=why))))
         self._feed(Cleared(assignment.generation))
 
     def _exited(self, generation: int, local_rank: int, pid: int, exit_code: int) -> None:
@@ -385,7 +392,7 @@ class Agent:
         failure = None
         if exit_code != 0 and local_rank not in self._hung:
             error_file = self._error_files[local_rank]
-            failure = self._failure(self._assignment, local_rank, pid, exit_code, error_file)
+            failure = self._judged(self._failure(self._assignment, local_rank, pid, exit_code, error_file))
         self._feed(Exited(generation, failure))
         if self._group is not None and not self._group.alive:
             self._stop(generation, 0)  # the children that workers may have left behind
@@ -401,9 +408,20 @@ class Agent:
             exit_code=exit_code,
             at=time.time(),
         )
-        if self._node.failed:
-            return msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
-        return failure
+        words = self._watch.last_words(local_rank) if self._watch is not None else None
+        return timed(failure, words, now())
+
+    def _judged(self, failure: Failure) -> Failure:
+        """With its cause and what was seen of it; briefly, if it is not the first one here."""
+        watch, first = self._watch, not self._node.failed
+        self._logs.drain()
+        words = watch.last_words(failure.local_rank) if watch is not None else None
+        reading = watch.reading(failure.local_rank) if watch is not None else None
+        evidence = self._witness.evidence(failure, words, reading)
+        if not first:
+            failure = msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
+        log_file = self._witness.log_of(failure.local_rank)
+        return self._judge.judged(failure, evidence, log=log_file, first=first)
 
     def _stop(self, generation: int, grace: float) -> None:
         group = self._group
@@ -484,7 +502,7 @@ class Agent:
                 self._hung.add(hang.local_rank)
                 pid, code = pids[hang.local_rank], -self._ending
                 failure = self._failure(assignment, hang.local_rank, pid, code, error_file="")
-                failure = hangs.failure_of(hang, failure, stacks.get(failure.rank))
+                failure = self._judged(hangs.failure_of(hang, failure, stacks.get(failure.rank)))
                 self._feed(Exited(assignment.generation, failure, hangs.patience(self._ending)))
                 group.end(hang.local_rank, self._ending)
 
