@@ -193,6 +193,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about("YAML file with signatures of failures of your own, besides those that Outlast knows."),
     ] = ""
+    verdict: Annotated[
+        str,
+        _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs."),
+    ] = ""
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[
         bool,

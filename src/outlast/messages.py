@@ -139,6 +139,29 @@ class Cause(msgspec.Struct, frozen=True, array_like=True):
     seen: Reason = ""  # the line that gave it away
 
 
+class Strategy(str, Enum):
+    """What is done about a failure."""
+
+    NORMAL = "normal"  # the workers are started again where they were
+    NODE = "node"  # without this node: a spare takes its place, if there is one
+    GLOBAL = "global"  # everything is started anew, also what is kept between restarts
+    ABORTION = "abortion"  # nothing can help: the job ends
+
+
+class Tried(msgspec.Struct, frozen=True, array_like=True):
+    """A generation that failed, and what was done about it."""
+
+    generation: Count
+    node: Name
+    rank: Count
+    at: Time
+    cause: Name
+    title: Reason
+    seen: Reason
+    did: Reason
+    step: int | None = None
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """One worker's end, as evidence."""
 
@@ -316,6 +339,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     failures: tuple[Failure, ...] = ()  # the root first
     left: bool = False
     term: int = 0
+    tried: tuple[Tried, ...] = ()  # the oldest first
 
 
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):

@@ -96,6 +96,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-rank-termination-signal", "--ft-rank_termination_signal"),
         *("--ft-step-hook", "--ft-step_hook"),
         "--ft-signatures",
+        "--ft-verdict",
         *("--ft-store-ports", "--ft-store_ports"),
         *("--ft-auth", "--no-auth"),
         "--ft-token",

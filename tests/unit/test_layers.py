@@ -23,6 +23,7 @@ ALLOWED = {
     "board": set(),
     "diagnosis": {"board"},
     "signatures": {"diagnosis"},
+    "verdict": {"messages"},
     "token": {"launch"},
     "commission": {"messages"},
     "journal": {"core", "messages"},

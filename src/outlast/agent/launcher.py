@@ -7,6 +7,9 @@ import logging
 import signal
 import socket
 from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
 
 from outlast.agent.agent import Agent
 from outlast.agent.hosting import Hosting
@@ -16,10 +19,12 @@ from outlast.agent.workers import be_subreaper
 from outlast.config import Settings
 from outlast.launch import Launch
 from outlast.messages import Over
+from outlast.verdict import verdict_of
 
 log = logging.getLogger("agent")
 
 SOON = 1.0  # seconds in which a coordinator ends when nobody but us was there
+VERDICT = "verdict.json"
 LAST_WORDS = 5.0  # seconds for a coordinator of ours to see everybody off
 
 
@@ -45,7 +50,19 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
         over = await agent.run()
         await _see_off(agent.seat.hosting, over)
         outcome.append(over)
+        _write_verdict(over, settings.verdict or str(Path(logs.directory, VERDICT)))
         return over
+
+
+def _write_verdict(over: Over, path: str) -> None:
+    """Leave the verdict for programs to read, with the logs or where it was asked for."""
+    verdict = verdict_of(over)
+    if verdict is None or not Path(path).parent.is_dir():
+        return
+    try:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")
+    except OSError as error:
+        log.warning("cannot write the verdict %s: %s", path, error.strerror)
 
 
 async def _see_off(hosting: Hosting, over: Over) -> None:

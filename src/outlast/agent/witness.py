@@ -133,8 +133,17 @@ def _raised(failure: Failure, words: LastWords | None) -> tuple[str, str]:
         return words.exception, words.message
     if not failure.error:
         return "", ""
-    found = _NAMED.match(_recorded(failure.error))
-    return (found[1], found[2]) if found else ("", _recorded(failure.error))
+    return named(_recorded(failure.error))
+
+
+def named(text: str) -> tuple[str, str]:
+    """An exception's type and message, of the line that Python ends a traceback with.
+
+    >>> named("torch.OutOfMemoryError: CUDA out of memory"), named("no exception")
+    (('torch.OutOfMemoryError', 'CUDA out of memory'), ('', 'no exception'))
+    """
+    found = _NAMED.match(text)
+    return (found[1], found[2]) if found else ("", text)
 
 
 def _recorded(error: str) -> str:

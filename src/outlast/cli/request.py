@@ -58,6 +58,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
     if loaded.settings.signatures:
         catalogue(loaded.settings.signatures)
+    _check_verdict(loaded)
     low, high = _nnodes(args.nnodes)
     _check_unit(low, high, loaded)
     for flag, number in (("--max-restarts", args.max_restarts), ("--node-rank", args.node_rank or 0)):
@@ -124,6 +125,12 @@ def _check_unit(low: int, high: int, loaded: Loaded) -> None:
             f"{loaded.origins['node_unit']}: no multiple of node_unit {unit} lies within --nnodes={low}:{high}; "
             "change one of them"
         )
+
+
+def _check_verdict(loaded: Loaded) -> None:
+    place = Path(loaded.settings.verdict).absolute().parent
+    if loaded.settings.verdict and not place.is_dir():
+        raise ValueError(f"{loaded.origins['verdict']}: there is no directory {place}; make it, or give another path")
 
 
 def _conf(text: str) -> dict[str, str]:
