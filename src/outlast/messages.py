@@ -40,6 +40,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     node_timeout: float = 3.0
     restart_grace: float = 0.05
     tie_break: bool = False  # of two nodes, one alone may go on, whichever it is
+    failover: bool = False  # causes and history decide, not `max_restarts` alone
+    crash_loop: int = 0  # so often the same failure without progress ends the job; 0: never
+    exclude_for: float = 1800.0  # seconds that a node is left out
+    eviction_limit: int = 3  # nodes left out in an hour
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
 
 
@@ -139,7 +143,7 @@ class Cause(msgspec.Struct, frozen=True, array_like=True):
     seen: Reason = ""  # the line that gave it away
 
 
-class Strategy(str, Enum):
+class FailoverStrategy(str, Enum):
     """What is done about a failure."""
 
     NORMAL = "normal"  # the workers are started again where they were
@@ -160,6 +164,8 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
     seen: Reason
     did: Reason
     step: int | None = None
+    key: Name = ""  # the same for the same failure
+    progressed: bool = False  # the job had got further than ever before
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -179,6 +185,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     account: Account = Account()
     cause: Cause | None = None
     clock: Time = 0.0  # when, on the clock of its agent
+    strategy: FailoverStrategy = FailoverStrategy.NORMAL
+    decided: Reason = ""  # by what, if not by default
+    pending: bool = False  # the user's extension has not answered yet
 
 
 class Wanted(str, Enum):
@@ -218,6 +227,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     master_addr: str
     master_port: int
     restart_count: int
+    fresh: bool = False  # nothing that is kept between restarts is used
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -236,6 +246,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     wish: Wish | None = None  # of one of its ranks
     measures: Measures = Measures(0)  # the newest that it was asked for, by one of its ranks or by the coordinator
     agreed: Count = 0  # the newest round of calibration that it knows the result of
+    sent: Time = 0.0  # by the clock of the agent
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):

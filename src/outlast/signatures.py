@@ -38,7 +38,7 @@ def catalogue(own: str = "") -> Catalogue:
 
 def read(path: Path) -> list[Signature]:
     """The signatures of one file."""
-    content = read_yaml(path, "a list of signatures")
+    content = read_yaml(path, "a list of signatures, as `- name: …`")
     found: list[Signature] = []
     for number, entry in enumerate(content, 1):
         try:
@@ -60,5 +60,5 @@ def read_yaml(path: Path, expected: str) -> list[object]:
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, list):
-        raise ValueError(f"{path}: must hold {expected}, as `- name: …`")
+        raise ValueError(f"{path}: must hold {expected}")
     return content

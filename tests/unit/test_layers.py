@@ -24,6 +24,8 @@ ALLOWED = {
     "diagnosis": {"board"},
     "signatures": {"diagnosis"},
     "verdict": {"messages"},
+    "failover": {"messages"},
+    "rulebook": {"core", "signatures"},
     "token": {"launch"},
     "commission": {"messages"},
     "journal": {"core", "messages"},

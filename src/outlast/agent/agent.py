@@ -18,8 +18,10 @@ from pathlib import Path
 
 import msgspec
 
+from outlast import rulebook
 from outlast.agent import hangs, supervisor
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
+from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
 from outlast.agent.judge import Judge
 from outlast.agent.link import Link
@@ -41,6 +43,7 @@ from outlast.core.node import (
     Cleared,
     Command,
     Connected,
+    Decided,
     Disconnected,
     Event,
     Exit,
@@ -61,6 +64,7 @@ from outlast.core.node import (
     Tick,
     Wished,
 )
+from outlast.failover import FailureInfo
 from outlast.launch import Launch
 from outlast.messages import (
     Assignment,
@@ -95,7 +99,9 @@ class Agent:
     over = await Agent(launch, settings, logs=…).run()
     """
 
-    def __init__(self, launch: Launch, settings: Settings, *, place: Place, logs: JobLogs) -> None:
+    def __init__(
+        self, launch: Launch, settings: Settings, *, place: Place, logs: JobLogs, extension: Extension | None = None
+    ) -> None:
         self._launch = launch
         self._settings = settings
         self._logs = logs
@@ -121,7 +127,8 @@ class Agent:
         self._hung: set[int] = set()  # local ranks whose failure has been told, whatever they exit with
         self._error_files: list[str] = []
         self._witness = Witness()
-        self._judge = Judge(settings.signatures)
+        self._judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
+        self._extension = extension
         self._assignment: Assignment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
@@ -192,6 +199,8 @@ class Agent:
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
         self._unwatch()
+        if self._extension is not None:
+            self._extension.close()  # whoever waits for its answer does so no longer
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._guard.close()
@@ -333,6 +342,9 @@ class Agent:
     def _start(self, assignment: Assignment) -> None:
         launch = self._launch
         self._assignment = assignment
+        if assignment.fresh and self._zygote is not None:
+            self._zygote.close()
+            self._zygote = self._warm()
         if assignment.group_rank == 0:
             # Rank 0 takes the port that was promised; the next generation gets another.
             self._release_port()
@@ -390,7 +402,7 @@ class Agent:
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         failure = None
-        if exit_code != 0 and local_rank not in self._hung:
+        if exit_code != 0 and local_rank not in self._hung and not self._node.told_to_stop:
             error_file = self._error_files[local_rank]
             failure = self._judged(self._failure(self._assignment, local_rank, pid, exit_code, error_file))
         self._feed(Exited(generation, failure))
@@ -421,7 +433,23 @@ class Agent:
         if not first:
             failure = msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
         log_file = self._witness.log_of(failure.local_rank)
-        return self._judge.judged(failure, evidence, log=log_file, first=first)
+        restarts = self._assignment.restart_count if self._assignment is not None else 0
+        failure = self._judge.judged(failure, evidence, log=log_file, first=first, restarts=restarts)
+        if self._extension is None or not first:
+            return failure
+        self._run(self._ask(self._extension, failure))
+        return msgspec.structs.replace(failure, pending=True)
+
+    async def _ask(self, extension: Extension, failure: Failure) -> None:
+        """Let the user's extension decide, while the workers are being ended."""
+        assert self._assignment is not None
+        generation, restarts = self._assignment.generation, self._assignment.restart_count
+        info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
+        strategy = await extension.ask(info)
+        if strategy is not None:
+            decided = f"decided by {extension.reference}"
+            failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
+        self._feed(Decided(generation, failure))
 
     def _stop(self, generation: int, grace: float) -> None:
         group = self._group

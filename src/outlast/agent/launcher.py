@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.agent.agent import Agent
+from outlast.agent.extension import Extension
 from outlast.agent.hosting import Hosting
 from outlast.agent.logs import JobLogs
 from outlast.agent.place import hold
@@ -41,10 +42,14 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
         cleanup.callback(place.close)
         be_subreaper()
         cleanup.callback(be_subreaper, False)
+        extension = _extension(launch, settings)
+        if extension is not None:
+            cleanup.callback(extension.close)
+            await extension.start()
         logs = JobLogs(launch)
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
-        agent = Agent(launch, settings, place=place, logs=logs)
+        agent = Agent(launch, settings, place=place, logs=logs, extension=extension)
         cleanup.callback(agent.seat.hosting.kill)
         await agent.seat.open()
         over = await agent.run()
@@ -52,6 +57,13 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
         outcome.append(over)
         _write_verdict(over, settings.verdict or str(Path(logs.directory, VERDICT)))
         return over
+
+
+def _extension(launch: Launch, settings: Settings) -> Extension | None:
+    if not settings.dynamic_failover_extension:
+        return None
+    beside = str(Path(launch.entrypoint).absolute().parent)
+    return Extension(settings.dynamic_failover_extension, beside=beside, limit=settings.extension_timeout)
 
 
 def _write_verdict(over: Over, path: str) -> None:

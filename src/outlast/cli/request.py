@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from outlast import rulebook
+from outlast.agent.extension import check_reference
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
 from outlast.config import Loaded, load, nearest, truth
 from outlast.launch import Endpoint, Launch, Logs, Std
@@ -58,6 +60,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
     if loaded.settings.signatures:
         catalogue(loaded.settings.signatures)
+    rulebook.read(loaded.settings.failover_rules)
+    if loaded.settings.dynamic_failover_extension:
+        try:
+            check_reference(loaded.settings.dynamic_failover_extension)
+        except ValueError as error:
+            raise ValueError(f"{loaded.origins['dynamic_failover_extension']} {error}") from None
     _check_verdict(loaded)
     low, high = _nnodes(args.nnodes)
     _check_unit(low, high, loaded)

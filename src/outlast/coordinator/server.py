@@ -16,11 +16,27 @@ import msgspec
 
 from outlast import clock
 from outlast.core.authority import Memory
-from outlast.core.events import Asked, Command, Drop, Event, Joined, Lost, Note, Remember, Reply, Reported, Send, Tick
+from outlast.core.events import (
+    Asked,
+    Command,
+    Cordon,
+    Drop,
+    Event,
+    Joined,
+    Lost,
+    Note,
+    Raise,
+    Remember,
+    Reply,
+    Reported,
+    Send,
+    Tick,
+)
 from outlast.core.job import FIRST, Job
 from outlast.core.liveness import ORPHANS, Liveness
 from outlast.journal import Began, Journal
 from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report, Rules, Standing, Term
+from outlast.platforms.plugins import Alarm, Faulty, Plugins
 from outlast.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -164,6 +180,7 @@ class Server:
         self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()
         self._empty = asyncio.Event()
+        self._plugins = Plugins()
 
     def standing(self) -> Standing:
         return self._job.standing(self._now())
@@ -184,6 +201,7 @@ class Server:
                 peer.abort()
         if self._timer is not None:
             self._timer.cancel()
+        self._plugins.close()
         return over
 
     async def _all_gone(self) -> None:
@@ -267,6 +285,10 @@ class Server:
             log.info("%s", command.text)
         elif isinstance(command, Remember) and self._journal is not None:
             self._journal.remember(command.memory)
+        elif isinstance(command, Cordon):
+            self._plugins.tell(Faulty(self._rules.job, command.node, command.reason, command.seconds))
+        elif isinstance(command, Raise):
+            self._plugins.tell(Alarm(self._rules.job, command.node, command.rank, command.cause, command.text))
         elif isinstance(command, Drop):
             peer = self._forget(command.node)
             if peer is not None:
