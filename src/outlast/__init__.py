@@ -9,6 +9,8 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from outlast.errors import JobFailed
+    from outlast.failover import FailoverExtension, FailoverStrategy, FailureInfo
+    from outlast.platforms.plugins import ErrorMonitor, Platform
     from outlast.worker.health import RanksMissing, health_check
     from outlast.worker.session import (
         calibrate,
@@ -25,7 +27,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ErrorMonitor",
+    "FailoverExtension",
+    "FailoverStrategy",
+    "FailureInfo",
     "JobFailed",
+    "Platform",
     "RanksMissing",
     "calibrate",
     "calibration",
@@ -47,6 +54,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "JobFailed":
         from outlast import errors as room
+    elif name in ("ErrorMonitor", "Platform"):
+        from outlast.platforms import plugins as room  # type: ignore[no-redef]
+    elif name.startswith("Fail"):
+        from outlast import failover as room  # type: ignore[no-redef]
     elif name in ("RanksMissing", "health_check"):
         from outlast.worker import health as room  # type: ignore[no-redef]
     else:

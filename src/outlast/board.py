@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 VARIABLE = "OUTLAST_BOARD"
-VERSION = 1
+VERSION = 2
 MAGIC = int.from_bytes(b"OUTLAST\0", "little")
 WORD = 8
 
@@ -57,7 +57,10 @@ SPARE = END  # for an entry that has no room; nobody reads it
 # Bytes of a slot: texts.
 MOST_NAMES, NAME_SIZE, NAMES_FROM = len(LONGEST), 48, 1024
 REASON_FROM, REASON_SIZE = NAMES_FROM + MOST_NAMES * NAME_SIZE, 512
-AGREED_FROM, SIZE = REASON_FROM + REASON_SIZE, 8192
+AGREED_FROM, AGREED_SIZE = REASON_FROM + REASON_SIZE, 4096
+WORDS_FROM, SIZE = 8192, 16384  # the last words of a worker fill the rest
+WORDS_SIZE = SIZE - WORDS_FROM
+PARTED = "\x1e"  # between the parts of a worker's last words
 
 NAME_BITS = 0xFF
 CLOCK_BITS = (1 << 63) - 1 - NAME_BITS
@@ -114,6 +117,16 @@ class Reading:
     request: Request | None = None
 
 
+@dataclass(frozen=True)
+class LastWords:
+    """The exception that a worker ended with."""
+
+    at: float  # wall-clock
+    exception: str  # its type
+    message: str
+    traceback: str
+
+
 class Slot:
     """One worker's part of a board; or, for a worker without Outlast, as much memory of its own."""
 
@@ -152,6 +165,7 @@ class Slot:
             return False
         for word in (BEATS, BEAT_AT, STEP, STEP_AT, NAMES, *range(ENTRIES.start, END)):
             self.words[word] = 0  # of the program that this process was before an exec
+        self.memory[WORDS_FROM] = 0
         self.words[ATTACHED_AT] = time.monotonic_ns()
         self.words[PID] = os.getpid()
         return True
@@ -184,11 +198,23 @@ class Slot:
 
     def agree(self, text: str) -> None:
         """Of the agent: what all ranks agreed on, for the worker to keep in its checkpoints."""
-        if len(text.encode()) < SIZE - AGREED_FROM:  # half of it would be worse than the one before
-            self._write(AGREED_FROM, SIZE - AGREED_FROM, text)
+        if len(text.encode()) < AGREED_SIZE:  # half of it would be worse than the one before
+            self._write(AGREED_FROM, AGREED_SIZE, text)
 
     def agreed(self) -> str:
-        return self._text(AGREED_FROM, SIZE - AGREED_FROM)
+        return self._text(AGREED_FROM, AGREED_SIZE)
+
+    def leave(self, words: LastWords) -> None:
+        """Of a worker that ends with an exception. Of the traceback the end is kept: there it says where."""
+        head = PARTED.join([str(words.at), words.exception[:255], cut(words.message, WORDS_SIZE // 4)]) + PARTED
+        room = WORDS_SIZE - len(head.encode(errors="replace")) - 1
+        tail = words.traceback.encode(errors="replace")[-room:].decode(errors="ignore")
+        self._write(WORDS_FROM, WORDS_SIZE, head + tail)
+
+    def last_words(self) -> LastWords | None:
+        """What the worker left; None: nothing."""
+        at, *said = self._text(WORDS_FROM, WORDS_SIZE).split(PARTED, 3)
+        return LastWords(float(at), *said) if len(said) == 3 else None
 
     def ring(self) -> None:
         """Have the agent look at the board now."""
@@ -272,6 +298,10 @@ class Board:
     def read(self, slot: int) -> Reading:
         """What the board says of a worker, also after its end: what a dying one wrote last is still there."""
         return self._slots[slot].read()
+
+    def last_words(self, slot: int) -> LastWords | None:
+        """The exception that a worker has ended with, or is about to."""
+        return self._slots[slot].last_words()
 
     def agree(self, text: str) -> None:
         """Let every worker know what the ranks agreed on."""

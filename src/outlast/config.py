@@ -196,6 +196,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         _about("Count the steps of torch's optimizers as heartbeats, for scripts that give none."),
     ] = True
+    signatures: Annotated[
+        str,
+        _about("YAML file with signatures of failures of your own, besides those that Outlast knows."),
+    ] = ""
+    failover: Annotated[
+        bool,
+        _about(
+            "Let the causes of failures and their history decide what is done about them; "
+            "false: everything is restarted, until --max-restarts."
+        ),
+    ] = True
+    failover_rules: Annotated[
+        str, _about("YAML file with rules about failures, as `- when: {cause: disk-full}`, `then: abortion`.")
+    ] = ""
+    dynamic_failover_extension: Annotated[
+        str,
+        _about(
+            "package.module::Class, a subclass of outlast.FailoverExtension that decides what is done about failures.",
+            flags=("--dynamic-failover-extension", "--dynamic_failover_extension"),
+        ),
+    ] = ""
+    extension_timeout: Annotated[
+        float, msgspec.Meta(gt=0, le=3600), _about("Seconds that the extension may take to decide.")
+    ] = 5.0
+    crash_loop: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=10**6),
+        _about("The same failure this many times without a step of progress ends the job; 0: never."),
+    ] = 10
+    exclude_for: Annotated[
+        Seconds, _about("Seconds that a faulty node is left out before it is tried again; each time for twice as long.")
+    ] = 1800.0
+    eviction_limit: Annotated[
+        int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
+    ] = 3
+    verdict: Annotated[
+        str,
+        _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs."),
+    ] = ""
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[
         bool,

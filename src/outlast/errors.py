@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outlast.messages import Failure
+    from outlast.verdict import Verdict
 
 
 class JobFailed(Exception):
     """The job ended without success. The message is what a person should read; `failures` is the evidence.
 
-    Raised by `outlast.run.main`; the first of `failures` is the root, as torchrun's summary names it.
+    Raised by `outlast.run.main`; the first of `failures` is the root, as torchrun's summary names it. `verdict`, where
+    something failed: what it was and what to do, with a `text()` for people.
 
         try:
             outlast.run.main(["train.py"])
@@ -20,7 +22,10 @@ class JobFailed(Exception):
             print(failed.reason, failed.failures)
     """
 
-    def __init__(self, reason: str, failures: Sequence[Failure] = (), *, summary: str = "") -> None:
+    def __init__(
+        self, reason: str, failures: Sequence[Failure] = (), *, summary: str = "", verdict: Verdict | None = None
+    ) -> None:
         super().__init__(summary or reason)
         self.reason = reason
         self.failures = tuple(failures)
+        self.verdict = verdict

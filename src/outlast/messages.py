@@ -43,6 +43,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     node_timeout: float = 3.0
     restart_grace: float = 0.05
     tie_break: bool = False  # of two nodes, one alone may go on, whichever it is
+    failover: bool = False  # causes and history decide, not `max_restarts` alone
+    crash_loop: int = 0  # so often the same failure without progress ends the job; 0: never
+    exclude_for: float = 1800.0  # seconds that a node is left out
+    eviction_limit: int = 3  # nodes left out in an hour
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
 
 
@@ -117,6 +121,57 @@ class Leaving(str, Enum):
     INTERRUPT = "interrupt"  # Ctrl-C: the whole job ends
 
 
+class Account(msgspec.Struct, frozen=True, array_like=True):
+    """What was seen of a worker's end, as far as it is worth a message. What was not seen is left empty."""
+
+    exception: Name = ""  # the type, as Python names it
+    said: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # the exception's message
+    traceback: Annotated[str, msgspec.Meta(max_length=16384)] = ""
+    log: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # the path of its log on its node
+    tail: tuple[Reason, ...] = ()  # of that log
+    kernel: tuple[Reason, ...] = ()  # what the kernel says
+    ran: float | None = None  # seconds
+    step: int | None = None  # the last one
+
+
+class Cause(msgspec.Struct, frozen=True, array_like=True):
+    """What it was, in the words of the catalogue (`outlast.diagnosis`)."""
+
+    name: Name
+    title: Reason
+    role: Name = "root"
+    domain: Name = "user code"
+    outlook: Name = "unknown"
+    explain: Reason = ""
+    advice: Reason = ""
+    seen: Reason = ""  # the line that gave it away
+
+
+class FailoverStrategy(str, Enum):
+    """What is done about a failure."""
+
+    NORMAL = "normal"  # the workers are started again where they were
+    NODE = "node"  # without this node: a spare takes its place, if there is one
+    GLOBAL = "global"  # everything is started anew, also what is kept between restarts
+    ABORTION = "abortion"  # nothing can help: the job ends
+
+
+class Tried(msgspec.Struct, frozen=True, array_like=True):
+    """A generation that failed, and what was done about it."""
+
+    generation: Count
+    node: Name
+    rank: Count
+    at: Time
+    cause: Name
+    title: Reason
+    seen: Reason
+    did: Reason
+    step: int | None = None
+    key: Name = ""  # the same for the same failure
+    progressed: bool = False  # the job had got further than ever before
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """One worker's end, as evidence."""
 
@@ -132,6 +187,12 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""  # the error file as torch's @record wrote it
     hung: Reason = ""  # where and for how long, if it was ended because it hung
     culprit: bool = False  # the others waited for this one: what became of them is its doing
+    account: Account = Account()
+    cause: Cause | None = None
+    clock: Time = 0.0  # when, on the clock of its agent
+    strategy: FailoverStrategy = FailoverStrategy.NORMAL
+    decided: Reason = ""  # by what, if not by default
+    pending: bool = False  # the user's extension has not answered yet
 
 
 class Wanted(str, Enum):
@@ -178,6 +239,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     master_addr: str
     master_port: int
     restart_count: int
+    fresh: bool = False  # nothing that is kept between restarts is used
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -197,6 +259,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     measures: Measures = Measures(0)  # the newest that it was asked for, by one of its ranks or by the coordinator
     agreed: Count = 0  # the newest round of calibration that it knows the result of
     overdue: Overdue | None = None
+    sent: Time = 0.0  # by the clock of the agent
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -326,6 +389,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     failures: tuple[Failure, ...] = ()  # the root first
     left: bool = False
     term: int = 0
+    tried: tuple[Tried, ...] = ()  # the oldest first
 
 
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):

@@ -22,6 +22,7 @@ from outlast.agent.summary import failure_summary, forward_error_file, root_fail
 from outlast.cli.request import parse
 from outlast.errors import JobFailed
 from outlast.messages import Over
+from outlast.verdict import verdict_of
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,4 +55,5 @@ def _failed(entrypoint: str, over: Over) -> JobFailed:
     if not over.failures:
         return JobFailed(over.reason)
     forward_error_file(root_failure(over.failures), os.environ)
-    return JobFailed(over.reason, over.failures, summary=failure_summary(entrypoint, over.failures))
+    summary = failure_summary(entrypoint, over.failures)
+    return JobFailed(over.reason, over.failures, summary=summary, verdict=verdict_of(over))

@@ -134,4 +134,7 @@ def _rules(
         node_timeout=timeout,
         restart_grace=timeout * random.choice((0.0, 0.1, 0.6)),
         tie_break=tie,
+        failover=True,
+        exclude_for=timeout,
+        eviction_limit=2,
     )

@@ -29,7 +29,7 @@ from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 from outlast.core import node as agent
 from outlast.core.authority import Memory
 from outlast.core.decisions import decisions
-from outlast.core.events import Drop, Event, Joined, Lost, Note, Remember, Reported, Send, Tick
+from outlast.core.events import Cordon, Drop, Event, Joined, Lost, Note, Raise, Remember, Reported, Send, Tick
 from outlast.core.job import FIRST_NODE, Job, Phase
 from outlast.core.liveness import Liveness
 from outlast.core.node import FIRST_PATIENCE, Node
@@ -38,6 +38,7 @@ from outlast.messages import (
     Ack,
     Assignment,
     Charter,
+    FailoverStrategy,
     Failure,
     FromCoordinator,
     Join,
@@ -308,7 +309,7 @@ class Simulation:
                 self._tell(f"job{job.term.number},{job.term.by} == {command.text}")
             elif isinstance(command, Remember):
                 c.host.journal.append(_encode(command.memory))
-            else:
+            elif not isinstance(command, Cordon | Raise):
                 assert isinstance(command, Drop)
                 connection = self._forget(c, command.node)
                 if connection is not None:
@@ -833,8 +834,9 @@ class Simulation:
             self._cleared(group)
 
     def _failure(self, one: Agent, rank: int, local_rank: int, code: int) -> Failure:
-        name = f"host{one.host.number}"
-        return Failure(name, name, rank, local_rank, self._next_port(), code, self.t, "")
+        name, pid = f"host{one.host.number}", self._next_port()
+        strategy = (FailoverStrategy.NORMAL, FailoverStrategy.NODE, FailoverStrategy.GLOBAL)[pid % 3]
+        return Failure(name, name, rank, local_rank, pid, code, self.t, "", clock=self.t, strategy=strategy)
 
     def _stop_workers(self, one: Agent, generation: int, grace: float | None) -> None:
         group = one.group

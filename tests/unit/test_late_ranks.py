@@ -59,6 +59,7 @@ class Scene:
             feed=self.feed,
             run=self.run,
             failure=lambda r, pid, code: Failure("b", "b", place.first_rank + r, r, pid, code, 1.0, ""),
+            judged=lambda failure: failure,
         )
         self.workers = [Session({VARIABLE: self.watch.address(rank)}) for rank in range(NPROC)]
 

@@ -22,6 +22,10 @@ ALLOWED = {
     "clock": set(),
     "board": set(),
     "diagnosis": {"board"},
+    "signatures": {"diagnosis"},
+    "verdict": {"messages"},
+    "failover": {"messages"},
+    "rulebook": {"core", "signatures"},
     "token": {"launch"},
     "commission": {"messages"},
     "journal": {"core", "messages"},
@@ -100,6 +104,7 @@ def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
     [
         ("outlast.run", ["torch", "numpy", "outlast.coordinator.server"]),
         ("outlast.cli.config", ["torch", "numpy", "outlast.agent"]),
+        ("outlast.diagnosis.cause", ["torch", "asyncio", "yaml", "socket", "subprocess"]),
         ("outlast.coordinator.__main__", ["torch", "numpy", "yaml", "outlast.agent", "outlast.cli"]),
         ("outlast.core.job", ["torch", "asyncio", "socket", "threading", "subprocess", "random", "outlast.agent"]),
         ("outlast.core.node", ["torch", "asyncio", "socket", "threading", "subprocess", "random", "outlast.agent"]),

@@ -18,10 +18,13 @@ from pathlib import Path
 
 import msgspec
 
+from outlast import rulebook
 from outlast.agent import supervisor
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
+from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
 from outlast.agent.hangs import Hangs
+from outlast.agent.judge import Judge
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.place import Place
@@ -29,6 +32,7 @@ from outlast.agent.ports import StorePort
 from outlast.agent.seat import Seat
 from outlast.agent.summary import read_failure
 from outlast.agent.watch import HELD_UP, Hang, Limits, Watch
+from outlast.agent.witness import Witness, timed
 from outlast.agent.workers import Streams, WorkerGroup
 from outlast.agent.zygote import Zygote
 from outlast.agent.zygote_process import startup
@@ -41,6 +45,7 @@ from outlast.core.node import (
     Cleared,
     Command,
     Connected,
+    Decided,
     Disconnected,
     Event,
     Exit,
@@ -63,6 +68,7 @@ from outlast.core.node import (
     Tick,
     Wished,
 )
+from outlast.failover import FailureInfo
 from outlast.launch import Launch
 from outlast.messages import (
     Assignment,
@@ -97,7 +103,9 @@ class Agent:
     over = await Agent(launch, settings, logs=…).run()
     """
 
-    def __init__(self, launch: Launch, settings: Settings, *, place: Place, logs: JobLogs) -> None:
+    def __init__(
+        self, launch: Launch, settings: Settings, *, place: Place, logs: JobLogs, extension: Extension | None = None
+    ) -> None:
         self._launch = launch
         self._settings = settings
         self._logs = logs
@@ -122,6 +130,9 @@ class Agent:
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hangs: Hangs | None = None
         self._error_files: list[str] = []
+        self._witness = Witness()
+        self._judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
+        self._extension = extension
         self._assignment: Assignment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
@@ -192,11 +203,14 @@ class Agent:
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
         self._unwatch()
+        if self._extension is not None:
+            self._extension.close()  # whoever waits for its answer does so no longer
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._guard.close()
         if self._zygote is not None:
             self._zygote.close()
+        self._witness.close()
         await self._link.close()
         linking.cancel()
         await asyncio.wait({linking})
@@ -341,6 +355,9 @@ class Agent:
     def _start(self, assignment: Assignment) -> None:
         launch = self._launch
         self._assignment = assignment
+        if assignment.fresh and self._zygote is not None:
+            self._zygote.close()
+            self._zygote = self._warm()
         if assignment.group_rank == 0:
             # Rank 0 takes the port that was promised; the next generation gets another.
             self._release_port()
@@ -357,6 +374,7 @@ class Agent:
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
+            self._witness.begin(streams)
             self._guard.watch(self._group.pids)
             self._hangs = self._attending(assignment, self._group, watch)
             watch.begin()
@@ -370,6 +388,7 @@ class Agent:
         last = assignment.first_rank + launch.nproc - 1
         shown = f"rank {last}" if launch.nproc == 1 else f"ranks {assignment.first_rank} to {last}"
         log.info("generation %d: started %s of %d", assignment.generation, shown, assignment.world_size)
+        self._loop.call_soon(self._judge.prepare)
 
     def _workers(self, generation: int, environments: list[dict[str, str]], streams: list[Streams]) -> WorkerGroup:
         """The workers of a generation: forked from the zygote if it is ready, else as new processes."""
@@ -380,7 +399,7 @@ class Agent:
 
         zygote = self._zygote
         if zygote is None:
-            hooked = self._settings.step_hook and commands[0][:2] == (sys.executable, "-u")
+            hooked = commands[0][:2] == (sys.executable, "-u")
             cold = partial(startup, purpose="hook -1") if hooked else dict
             return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold)
         return WorkerGroup.start(
@@ -389,7 +408,7 @@ class Agent:
 
     def _not_started(self, assignment: Assignment, why: str) -> None:
         failure = self._failure(assignment, local_rank=0, pid=0, exit_code=NOT_STARTED, error_file="")
-        self._feed(Exited(assignment.generation, msgspec.structs.replace(failure, message=why)))
+        self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=why))))
         self._feed(Cleared(assignment.generation))
 
     def _exited(self, generation: int, local_rank: int, pid: int, exit_code: int) -> None:
@@ -397,9 +416,10 @@ class Agent:
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         failure = None
-        if exit_code != 0 and (self._hangs is None or local_rank not in self._hangs.ended):
+        hung = self._hangs is not None and local_rank in self._hangs.ended
+        if exit_code != 0 and not hung and not self._node.told_to_stop:
             error_file = self._error_files[local_rank]
-            failure = self._failure(self._assignment, local_rank, pid, exit_code, error_file)
+            failure = self._judged(self._failure(self._assignment, local_rank, pid, exit_code, error_file))
         self._feed(Exited(generation, failure))
         if self._group is not None and not self._group.alive:
             self._stop(generation, 0)  # the children that workers may have left behind
@@ -415,9 +435,36 @@ class Agent:
             exit_code=exit_code,
             at=time.time(),
         )
-        if self._node.failed:
-            return msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
-        return failure
+        words = self._watch.last_words(local_rank) if self._watch is not None else None
+        return timed(failure, words, now())
+
+    def _judged(self, failure: Failure) -> Failure:
+        """With its cause and what was seen of it; briefly, if it is not the first one here."""
+        watch, first = self._watch, not self._node.failed
+        self._logs.drain()
+        words = watch.last_words(failure.local_rank) if watch is not None else None
+        reading = watch.reading(failure.local_rank) if watch is not None else None
+        evidence = self._witness.evidence(failure, words, reading)
+        if not first:
+            failure = msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
+        log_file = self._witness.log_of(failure.local_rank)
+        restarts = self._assignment.restart_count if self._assignment is not None else 0
+        failure = self._judge.judged(failure, evidence, log=log_file, first=first, restarts=restarts)
+        if self._extension is None or not first:
+            return failure
+        self._run(self._ask(self._extension, failure))
+        return msgspec.structs.replace(failure, pending=True)
+
+    async def _ask(self, extension: Extension, failure: Failure) -> None:
+        """Let the user's extension decide, while the workers are being ended."""
+        assert self._assignment is not None
+        generation, restarts = self._assignment.generation, self._assignment.restart_count
+        info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
+        strategy = await extension.ask(info)
+        if strategy is not None:
+            decided = f"decided by {extension.reference}"
+            failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
+        self._feed(Decided(generation, failure))
 
     def _stop(self, generation: int, grace: float) -> None:
         group = self._group
@@ -495,6 +542,7 @@ class Agent:
             feed=self._feed,
             run=self._run,
             failure=failure,
+            judged=self._judged,
         )
 
     def _release_port(self) -> None:

@@ -54,13 +54,15 @@ class Hangs:
         feed: Callable[[Event], None],
         run: Callable[[Coroutine[Any, Any, None]], None],
         failure: Callable[[int, int, int], Failure],
+        judged: Callable[[Failure], Failure],
     ) -> None:
         self.ended: set[int] = set()  # local ranks whose failure has been told, whatever they exit with
         self._node, self._generation, self._first = node, assignment.generation, assignment.first_rank
         self._alone = assignment.group_world_size == 1
         self._group, self._watch = group, watch
         self._ending = ending  # what a rank is ended with; None: nobody is
-        self._connected, self._feed, self._run, self._failure = connected, feed, run, failure
+        self._connected, self._feed, self._run = connected, feed, run
+        self._failure, self._judged = failure, judged
         self._loop = asyncio.get_running_loop()
         self._looks: list[tuple[float, bool, asyncio.Task[Mapping[int, Stack]]]] = []
         self._named: asyncio.Future[Named] = self._loop.create_future()
@@ -156,7 +158,7 @@ class Hangs:
             return
         self.ended.add(local_rank)
         failure = self._failure(local_rank, self._group.pids[local_rank], -self._ending)
-        failure = failure_of(failure, self._late.get(local_rank), named, stack)
+        failure = self._judged(failure_of(failure, self._late.get(local_rank), named, stack))
         self._feed(Exited(self._generation, failure, patience(self._ending)))
         self._group.end(local_rank, self._ending)
 

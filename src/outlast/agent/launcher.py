@@ -7,8 +7,12 @@ import logging
 import signal
 import socket
 from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
 
 from outlast.agent.agent import Agent
+from outlast.agent.extension import Extension
 from outlast.agent.hosting import Hosting
 from outlast.agent.logs import JobLogs
 from outlast.agent.place import hold
@@ -16,10 +20,12 @@ from outlast.agent.workers import be_subreaper
 from outlast.config import Settings
 from outlast.launch import Launch
 from outlast.messages import Over
+from outlast.verdict import verdict_of
 
 log = logging.getLogger("agent")
 
 SOON = 1.0  # seconds in which a coordinator ends when nobody but us was there
+VERDICT = "verdict.json"
 LAST_WORDS = 5.0  # seconds for a coordinator of ours to see everybody off
 
 
@@ -36,16 +42,39 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
         cleanup.callback(place.close)
         be_subreaper()
         cleanup.callback(be_subreaper, False)
+        extension = _extension(launch, settings)
+        if extension is not None:
+            cleanup.callback(extension.close)
+            await extension.start()
         logs = JobLogs(launch)
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
-        agent = Agent(launch, settings, place=place, logs=logs)
+        agent = Agent(launch, settings, place=place, logs=logs, extension=extension)
         cleanup.callback(agent.seat.hosting.kill)
         await agent.seat.open()
         over = await agent.run()
         await _see_off(agent.seat.hosting, over)
         outcome.append(over)
+        _write_verdict(over, settings.verdict or str(Path(logs.directory, VERDICT)))
         return over
+
+
+def _extension(launch: Launch, settings: Settings) -> Extension | None:
+    if not settings.dynamic_failover_extension:
+        return None
+    beside = str(Path(launch.entrypoint).absolute().parent)
+    return Extension(settings.dynamic_failover_extension, beside=beside, limit=settings.extension_timeout)
+
+
+def _write_verdict(over: Over, path: str) -> None:
+    """Leave the verdict for programs to read, with the logs or where it was asked for."""
+    verdict = verdict_of(over)
+    if verdict is None or not Path(path).parent.is_dir():
+        return
+    try:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")
+    except OSError as error:
+        log.warning("cannot write the verdict %s: %s", path, error.strerror)
 
 
 async def _see_off(hosting: Hosting, over: Over) -> None:

@@ -120,6 +120,11 @@ class JobLogs:
             raise _not_writable(error, self.directory) from error
         return streams
 
+    def drain(self) -> None:
+        """Have in the files what workers have written so far."""
+        for tee in self._tees:
+            tee.drain()
+
     def finish(self) -> None:
         """The generation's workers are gone: write out what is left in their pipes. May be called again."""
         for tee in self._tees:
@@ -152,7 +157,7 @@ class JobLogs:
         except OSError:
             Streams(stdout, None, error_file).close()
             raise
-        return Streams(stdout, stderr, error_file)
+        return Streams(stdout, stderr, error_file, _files(files, local_rank))
 
     def _end(self, stream: Std, path: str, tee: str, prefix: str) -> int | None:
         """The worker's end of one of its streams; None is the console itself."""
@@ -283,6 +288,14 @@ class _SpecsLayout:
 
     def close(self, success: bool) -> None:
         """Its files are the user's."""
+
+
+def _files(files: Destinations, local_rank: int) -> tuple[str, ...]:
+    paths = (
+        files.tee_stdouts.get(local_rank) or files.stdouts[local_rank],
+        files.tee_stderrs.get(local_rank) or files.stderrs[local_rank],
+    )
+    return tuple(path for path in paths if path not in ("", os.devnull))
 
 
 def _as_torch(streams: Mapping[int, Std] | Std, torch_std: Any) -> Any:

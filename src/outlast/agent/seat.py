@@ -172,6 +172,10 @@ class Seat:
             node_timeout=settings.node_timeout,
             restart_grace=settings.restart_grace,
             tie_break=settings.tie_break == "survivor",
+            failover=settings.failover,
+            crash_loop=settings.crash_loop,
+            exclude_for=settings.exclude_for,
+            eviction_limit=settings.eviction_limit,
             alone=launch.endpoint.port == 0,
         )
 

@@ -165,6 +165,11 @@ class Tee:
         if self._partial:
             self._show(_lines(bytes(self._partial).removesuffix(b"\r")))
 
+    def drain(self) -> None:
+        """Take what the pipe holds now."""
+        while self._source >= 0 and (data := self._read()):
+            self._take(data)
+
     def _readable(self) -> None:
         data = self._read()
         if data:

@@ -51,6 +51,7 @@ class Streams:
     stdout: int | None
     stderr: int | None
     error_file: str  # "" where the worker has none
+    logs: tuple[str, ...] = ()  # the files that its output goes to, by itself or through us
 
     def close(self) -> None:
         """Close the descriptors: the worker has its own copies of them."""

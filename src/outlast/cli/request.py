@@ -15,9 +15,12 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from outlast import rulebook
+from outlast.agent.extension import check_reference
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
 from outlast.config import Loaded, load, nearest, truth
 from outlast.launch import Endpoint, Launch, Logs, Std
+from outlast.signatures import catalogue
 
 _C10D_PORT = 29400
 _MOST, _MOST_WORKERS, _LONGEST = 2**31 - 1, 4096, 255
@@ -55,6 +58,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     conf = _conf(args.rdzv_conf)
     is_host = _is_host(conf.pop("is_host", None))
     loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
+    if loaded.settings.signatures:
+        catalogue(loaded.settings.signatures)
+    rulebook.read(loaded.settings.failover_rules)
+    if loaded.settings.dynamic_failover_extension:
+        try:
+            check_reference(loaded.settings.dynamic_failover_extension)
+        except ValueError as error:
+            raise ValueError(f"{loaded.origins['dynamic_failover_extension']} {error}") from None
+    _check_verdict(loaded)
     low, high = _nnodes(args.nnodes)
     _check_unit(low, high, loaded)
     for flag, number in (("--max-restarts", args.max_restarts), ("--node-rank", args.node_rank or 0)):
@@ -121,6 +133,12 @@ def _check_unit(low: int, high: int, loaded: Loaded) -> None:
             f"{loaded.origins['node_unit']}: no multiple of node_unit {unit} lies within --nnodes={low}:{high}; "
             "change one of them"
         )
+
+
+def _check_verdict(loaded: Loaded) -> None:
+    place = Path(loaded.settings.verdict).absolute().parent
+    if loaded.settings.verdict and not place.is_dir():
+        raise ValueError(f"{loaded.origins['verdict']}: there is no directory {place}; make it, or give another path")
 
 
 def _conf(text: str) -> dict[str, str]:

@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     except JobFailed as failed:
         if failed.failures:
             print(failed, file=sys.stderr)
+        if failed.verdict is not None:
+            print(failed.verdict.text(), file=sys.stderr)
         print(f"outlast run: error: {failed.reason}", file=sys.stderr)
         return 1
     except ValueError as error:

@@ -20,12 +20,14 @@ from outlast.core.authority import Memory
 from outlast.core.events import (
     Asked,
     Command,
+    Cordon,
     Drop,
     Event,
     Joined,
     Kind,
     Lost,
     Note,
+    Raise,
     Remember,
     Reply,
     Reported,
@@ -37,6 +39,7 @@ from outlast.core.job import FIRST, Job
 from outlast.core.liveness import ORPHANS, Liveness
 from outlast.journal import Began, Journal
 from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report, Rules, Seen, Standing, Term
+from outlast.platforms.plugins import Alarm, Faulty, Plugins
 from outlast.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -182,6 +185,7 @@ class Server:
         self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()
         self._empty = asyncio.Event()
+        self._plugins = Plugins()
 
     def standing(self) -> Standing:
         return self._job.standing(self._now())
@@ -202,6 +206,7 @@ class Server:
                 peer.abort()
         if self._timer is not None:
             self._timer.cancel()
+        self._plugins.close()
         return over
 
     async def _all_gone(self) -> None:
@@ -291,6 +296,10 @@ class Server:
                 self._events.append(command, run=self._job.run, term=self._job.term)
         elif isinstance(command, Remember) and self._journal is not None:
             self._journal.remember(command.memory)
+        elif isinstance(command, Cordon):
+            self._plugins.tell(Faulty(self._rules.job, command.node, command.reason, command.seconds))
+        elif isinstance(command, Raise):
+            self._plugins.tell(Alarm(self._rules.job, command.node, command.rank, command.cause, command.text))
         elif isinstance(command, Drop):
             peer = self._forget(command.node)
             if peer is not None:

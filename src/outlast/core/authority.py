@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from outlast.core.budget import Ledger
 from outlast.messages import Assignment, Ballot, Charter, Failure, Over, Rules, Successor
 
 VOTES = 2  # of a member
@@ -108,6 +109,7 @@ class Memory(msgspec.Struct, frozen=True):
     hearsay: bool = False  # whether the newest generation has been stopped, and why, has to be asked
     outcome: Over | None = None
     excluded: dict[str, str] = {}  # places that are not used again, and why
+    ledger: Ledger = Ledger()
 
 
 class Authority:

@@ -104,4 +104,21 @@ class Note(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None  # of a hang
 
 
-Command = Send | Drop | Reply | Remember | Note
+class Cordon(msgspec.Struct, frozen=True):
+    """A node is left out because it seems to be faulty: whoever gives us nodes should know."""
+
+    node: str
+    reason: str
+    seconds: float
+
+
+class Raise(msgspec.Struct, frozen=True):
+    """A generation failed: whoever wants to hear of it should."""
+
+    node: str
+    rank: int
+    cause: str
+    text: str
+
+
+Command = Send | Drop | Reply | Remember | Note | Cordon | Raise

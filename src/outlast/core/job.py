@@ -21,16 +21,19 @@ from enum import Enum
 from msgspec.structs import replace
 
 from outlast.core.authority import Authority, Memory
+from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
 from outlast.core.events import (
     Asked,
     Command,
+    Cordon,
     Drop,
     Event,
     Joined,
     Kind,
     Lost,
     Note,
+    Raise,
     Remember,
     Reply,
     Reported,
@@ -53,6 +56,7 @@ from outlast.messages import (
     Ask,
     Assignment,
     Charter,
+    FailoverStrategy,
     Failure,
     FromCoordinator,
     Join,
@@ -142,6 +146,10 @@ class Job:
         self._departed: list[str] = []  # why this generation ends, other than by a worker's failure
         self._hearsay = False  # nobody here knows why this generation was stopped, if it was: the nodes do not
         self._excluded: dict[str, str] = {}  # places that are not used again, and why
+        self._budget = Budget(rules)
+        self._left_out: set[str] = set()  # places, for a while
+        self._back: float | None = None  # when the next place that is left out for a while may come back
+        self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
         self._last_call: float | None = None
@@ -162,6 +170,8 @@ class Job:
         self._formed, self._closed, self._charged = memory.formed, memory.closed, memory.charged
         self._failures, self._departed = list(memory.failures), list(memory.departed)
         self._hearsay = memory.hearsay
+        self._budget = Budget(self.rules, memory.ledger)
+        self._let_back(now)
         self._authority = Authority(self.rules, now, memory.electorates)
         self._successors, self._excluded = memory.successors, dict(memory.excluded)
         self._places, self._absent = dict(memory.roster), dict(memory.names)
@@ -190,6 +200,7 @@ class Job:
             hearsay=self._hearsay if self.phase is Phase.GATHERING else self.phase is Phase.RUNNING,
             outcome=self.outcome,
             excluded=dict(self._excluded),
+            ledger=self._budget.ledger(),
         )
 
     @property
@@ -226,11 +237,11 @@ class Job:
         elif self.phase is Phase.STOPPING:
             times = [self._free, *self._ghosts.values()]
         elif self.phase is Phase.FORMING:
-            times = [self._free, self._last_call, self._pend, self._empty, *self._ghosts.values()]
+            times = [self._free, self._last_call, self._pend, self._empty, self._back, *self._ghosts.values()]
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
-            times = [self._last_call, self._pend, self._empty, self._inquiry.deadline()]
+            times = [self._last_call, self._pend, self._empty, self._back, self._inquiry.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -456,6 +467,7 @@ class Job:
             self.idle = True
             return  # late or doubled: what it says is no longer true
         node.report = report
+        node.heard(report.sent, now)
         changed = _changed(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
@@ -533,7 +545,7 @@ class Job:
         if report.state is State.CUT_OFF:
             self._depart(f"node {node.name} was cut off and stopped its workers")
         elif report.state is State.FAILED:
-            self._failed(report.failures)
+            self._failed(node.aligned(report.failures))
         elif report.state is State.FINISHED:
             self._unfinished.discard(name)
 
@@ -591,7 +603,7 @@ class Job:
 
     def _place(self, name: str, node: Member) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
-        if node.connected and node.clear and not node.leaving:
+        if node.connected and node.clear and not node.leaving and _place_of(node.join) not in self._left_out:
             self._ready[name] = node
         else:
             self._ready.pop(name, None)
@@ -653,6 +665,8 @@ class Job:
             return
         if self._free is not None and now >= self._free:
             self._free = None
+        if self._back is not None and now >= self._back:
+            self._let_back(now)
         for name in [name for name, until in self._ghosts.items() if now >= until]:
             self._nodes[name].until = None
             self._place(name, self._nodes[name])
@@ -762,21 +776,85 @@ class Job:
             return
         if self._free is not None:
             return
-        self._closed = self.generation
         if self._failures and not self._departed:
-            root = self._failures[0]
-            what = _what(root)
-            if self.restarts >= self.rules.max_restarts:
-                allowed = self.rules.max_restarts
-                tries = f"and {_count(allowed, 'restart')} did not help" if allowed else "and no restart is allowed"
-                self._end(False, f"{what}, {tries} (--max-restarts={allowed})", now)
+            if any(failure.pending for failure in self._failures):
+                return  # what to do about it is being asked; a node that does not answer is lost in the end
+            self._closed = self.generation
+            if not self._try_again(now):
                 return
-            self.restarts += 1
-            self._note(f"restart {self.restarts} of {self.rules.max_restarts}: {what}", Kind.RESTART)
+        self._closed = self.generation
         self.phase = Phase.FORMING
         size = self._world(len(self._ready))
         if size and self._authority.settled:
             self._form(size, now)
+
+    def _try_again(self, now: float) -> bool:
+        """Workers have failed, and nobody else is to blame: do what the root's strategy says, or end the job."""
+        self._failures = root_first(self._failures)
+        root, r = self._failures[0], self.rules
+        what, by = _what(root), f" ({root.decided})" if root.decided else ""
+        cause = f": {root.cause.title} ({root.cause.name})" if root.cause is not None else ""
+        spent = self._budget.spent(self._failures)
+        before = len(self._out)
+        if r.failover and root.strategy is FailoverStrategy.ABORTION:
+            self._end(False, f"{what}{cause}; no restart, for it could not help{by}", now)
+        elif self.restarts >= r.max_restarts:
+            allowed = r.max_restarts
+            tries = f"and {_count(allowed, 'restart')} did not help" if allowed else "and no restart is allowed"
+            self._end(False, f"{what}, {tries} (--max-restarts={allowed})", now)
+        elif spent:
+            self._end(False, f"{what}; {spent}", now)
+        else:
+            self.restarts += 1
+            did = f"restart {self.restarts} of {r.max_restarts}"
+            done = self._carry_out(root, now) if r.failover else ""
+            self._budget.note(self._failures, self.generation, f"{did}{done}{by}")
+            self._note(f"{did}: {what}{cause if r.failover else ''}{done}{by}", Kind.RESTART)
+        told = next(command.text for command in self._out[before:] if isinstance(command, Note))
+        self._out.append(Raise(root.node, root.rank, root.cause.name if root.cause is not None else "unknown", told))
+        return self.phase is not Phase.OVER
+
+    def _carry_out(self, root: Failure, now: float) -> str:
+        """Make the strategy's changes for the next generation. Returns what was done, for people."""
+        if root.strategy is FailoverStrategy.GLOBAL:
+            self._fresh = True
+            return ", everything anew"
+        home = self._home(root)
+        if home is None:
+            return ""
+        place = _place_of(home.join)
+        blamed = root.cause.title if root.cause is not None else "its failure"
+        if root.strategy is not FailoverStrategy.NODE:
+            blamed = self._budget.blamed(self._failures, place, now)
+        if not blamed:
+            return ""
+        if not self._world(len(self._ready) - (home.join.node in self._ready)):
+            return f"; node {home.name} stays, for without it there are fewer than {self.rules.min_nodes}: {blamed}"
+        if not self._budget.may_evict(now):
+            return f"; node {home.name} stays, for enough have gone within an hour (eviction_limit): {blamed}"
+        seconds = self._budget.exclude(place, blamed, now)
+        self._left_out.add(place)
+        self._back = self._budget.due(now)
+        self._place(home.join.node, home)
+        self._out.append(Cordon(home.name, blamed, seconds))
+        return f", without node {home.name} for {seconds:g} s: {blamed}"
+
+    def _home(self, failure: Failure) -> Member | None:
+        """The member whose worker failed."""
+        for name, place in self._roster.items():
+            if place.first_rank <= failure.rank < place.first_rank + self._nodes[name].join.nproc:
+                return self._nodes[name]
+        return None
+
+    def _let_back(self, now: float) -> None:
+        """Places that were left out for a while may be used again, on probation."""
+        out = {place for place in self._budget.bans if self._budget.is_out(place, now)}
+        back, self._left_out = self._left_out - out, out
+        self._back = self._budget.due(now)
+        for name, node in self._nodes.items():
+            if _place_of(node.join) in back:
+                self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
+                self._place(name, node)
 
     def _while_forming(self, now: float) -> None:
         size = self._world(len(self._ready))
@@ -816,7 +894,8 @@ class Job:
         self.generation = (base.generation if base is not None else 0) + skipped + 1
         self._formed += 1
         self._charged = self.restarts
-        self._roster = assign(members, generation=self.generation, restart_count=self.restarts)
+        self._roster = assign(members, generation=self.generation, restart_count=self.restarts, fresh=self._fresh)
+        self._fresh = False
         self._last_call = self._pend = None
         self._waiting = set(self._roster)
         self._unfinished = set(self._roster)
@@ -851,12 +930,13 @@ class Job:
         return last
 
     def _failed(self, failures: tuple[Failure, ...]) -> None:
-        seen = {(f.rank, f.pid) for f in self._failures}
-        self._failures += [f for f in failures if (f.rank, f.pid) not in seen]
-        if self._failures and self._failures[0].hung:
-            # Of ranks that hang, the first whose clock ran out is not the cause: the one that they wait for is.
-            self._failures.sort(key=lambda failure: not failure.culprit)
-        del self._failures[FAILURES_KEPT:]
+        known = {(f.rank, f.pid): f for f in self._failures}
+        for failure in failures:
+            before = known.get((failure.rank, failure.pid))
+            if before is None or before.pending:
+                known[failure.rank, failure.pid] = failure
+        found = sorted(known.values(), key=lambda failure: not failure.culprit)
+        self._failures = found[:FAILURES_KEPT]
         if self.phase is Phase.RUNNING and failures:
             self._stop(_what(failures[0]))
 
@@ -889,7 +969,8 @@ class Job:
         # The root with all that it said, its followers in short: this goes to every node.
         short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
         failures = () if success else (*self._failures[:1], *short)
-        self.outcome = Over(success, reason, failures, term=self.term.number)
+        tried = () if success else tuple(self._budget.tried)
+        self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried)
         self._out.append(Remember(self.memory()))
         for name, node in self._nodes.items():
             if node.connected:

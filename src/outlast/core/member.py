@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from outlast.core.roster import Candidate
-from outlast.messages import Join, Leaving, State
+from outlast.messages import Failure, Join, Leaving, State
 
 ACKS_KEPT = 8  # of one node, that it has not repeated yet
 
@@ -11,7 +13,7 @@ ACKS_KEPT = 8  # of one node, that it has not repeated yet
 class Member:
     """A node, from its first connection on: also a spare, and one that was lost."""
 
-    __slots__ = ("acks", "connected", "echoed", "join", "report", "sent", "told", "until")
+    __slots__ = ("acks", "behind", "connected", "echoed", "join", "report", "sent", "told", "until")
 
     def __init__(self, join: Join) -> None:
         self.join = join
@@ -22,6 +24,7 @@ class Member:
         self.until: float | None = None
         self.acks: dict[int, float] = {}  # when each was sent
         self.echoed = 0  # the newest that it has repeated
+        self.behind: float | None = None  # the coordinator's clock less the node's, as the fastest report shows it
 
     @property
     def name(self) -> str:
@@ -39,6 +42,16 @@ class Member:
     def stopped(self, generation: int) -> bool:
         """Its workers of this generation were told to end, for a reason that was not theirs, or never to begin."""
         return self.clear and (self.report.state is State.IDLE or self.report.generation < generation)
+
+    def heard(self, sent: float, now: float) -> None:
+        """A report that was sent at this time of the node's clock has come."""
+        if sent and (self.behind is None or now - sent < self.behind):
+            self.behind = now - sent
+
+    def aligned(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        """These failures by the coordinator's clock."""
+        behind = self.behind or 0.0
+        return tuple(replace(failure, clock=max(0.0, failure.clock + behind)) for failure in failures)
 
     def candidate(self) -> Candidate:
         j = self.join

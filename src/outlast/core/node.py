@@ -72,6 +72,13 @@ class Exited(msgspec.Struct, frozen=True):
     patience: float = 0.0  # seconds that the workers are given to end, if that is more than usual
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """What to do about a failure that was told before is known now."""
+
+    generation: int
+    failure: Failure
+
+
 class Cleared(msgspec.Struct, frozen=True):
     """No process of this generation is alive any more."""
 
@@ -125,6 +132,7 @@ Event = (
     | Disconnected
     | Received
     | Exited
+    | Decided
     | Cleared
     | Leave
     | Wished
@@ -297,6 +305,11 @@ class Node:
         """Whether a worker of the newest generation has failed."""
         return self.state is State.FAILED
 
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether its workers are being ended for no failure of theirs: then none of their ends is one."""
+        return self._stopping and not self._failures
+
     def deadline(self) -> float | None:
         """When `Tick` is due, if nothing else happens before."""
         times = []
@@ -350,6 +363,8 @@ class Node:
                 self._leave_alone()
         elif isinstance(event, Exited):
             self._worker_exited(event, now)
+        elif isinstance(event, Decided):
+            self._decided(event, now)
         elif isinstance(event, Cleared):
             self._cleared(event.generation, now)
         elif isinstance(event, Leave):
@@ -460,7 +475,7 @@ class Node:
     def _worker_exited(self, event: Exited, now: float) -> None:
         if event.generation != self.generation or self.clear:
             return
-        if self._stopping and not self._failures:
+        if self.told_to_stop:
             return  # it was told to: whatever its exit code is, it is no failure
         if event.failure is not None:
             self._failures.append(event.failure)
@@ -469,6 +484,13 @@ class Node:
                 self._patience_with_workers = event.patience
                 self._tell(now)
                 self._stop(self._grace())
+
+    def _decided(self, event: Decided, now: float) -> None:
+        told = [(each.rank, each.pid) for each in self._failures]
+        this = (event.failure.rank, event.failure.pid)
+        if event.generation == self.generation and this in told:
+            self._failures[told.index(this)] = event.failure
+            self._tell(now)
 
     def _cleared(self, generation: int, now: float) -> None:
         if generation != self.generation or self.clear:
@@ -616,6 +638,7 @@ class Node:
             measures=self._measures,
             agreed=self._agreed,
             overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
+            sent=now,
         )
         self._out.append(Tell(report, first))
 

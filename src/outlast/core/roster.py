@@ -60,7 +60,9 @@ def rank(members: Sequence[Candidate], *, last: Mapping[str, int], infra: bool) 
     return [kept[r] if r in kept else next(gaps) for r in range(size)]
 
 
-def assign(members: Sequence[Candidate], *, generation: int, restart_count: int) -> dict[str, Assignment]:
+def assign(
+    members: Sequence[Candidate], *, generation: int, restart_count: int, fresh: bool = False
+) -> dict[str, Assignment]:
     """Every member's place, given the members in the order of their group ranks."""
     world = sum(m.nproc for m in members)
     of_role: dict[str, int] = {}
@@ -81,6 +83,7 @@ def assign(members: Sequence[Candidate], *, generation: int, restart_count: int)
             master_addr=head.addr,
             master_port=head.store_port,
             restart_count=restart_count,
+            fresh=fresh,
         )
         first += member.nproc
         first_of_role[member.role] += member.nproc

@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from outlast.worker import dump, lessons, step_hook, store
+from outlast.worker import dump, last_words, lessons, step_hook, store
 from outlast.worker.appearance import Appearance
 from outlast.worker.fitness import overshadowed, settle_ranks, unfit, unwatch_environment, watch_environment
 
@@ -223,6 +223,7 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     settle_ranks()
     store.await_before_asking()
     dump.install()
+    last_words.install()
     step_hook.install()
     lessons.report_later(births["news"], known=frozenset(sys.modules))
 

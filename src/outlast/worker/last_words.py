@@ -1,0 +1,71 @@
+"""What a worker ends with, also without torch's `@record`: the exception that nobody caught, left on the board.
+
+Loaded before the script, so nothing is imported here that Python has not imported by itself; the rest follows when
+there is an exception. What the script prints, and whatever hook it has, stays as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+BOARD = "OUTLAST_BOARD"  # board.VARIABLE, which is not loaded yet
+
+_told: list[BaseException] = []
+
+
+def install() -> None:
+    """Leave the exception that ends this process on its board, if it has one."""
+    address = os.environ.get(BOARD)
+    if not address:
+        return
+    worker, shown = os.getpid(), sys.excepthook
+
+    def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # A child of the worker is not the worker.
+        if os.getpid() == worker and error not in _told:
+            _told.append(error)
+            try:
+                write(address, kind, error, trace)
+            except Exception as problem:  # noqa: BLE001  (whatever it is, the script's own exception is the news)
+                error.__dict__.setdefault("__outlast__", problem)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        leave(kind, error, trace)
+        shown(kind, error, trace)
+
+    def ending() -> None:
+        # A script with a hook of its own: Python keeps what it gave to it.
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            leave(type(error), error, error.__traceback__)
+
+    # Both: a script that looks whether it has a hook finds none, and one that calls Python's own calls this.
+    sys.excepthook = sys.__excepthook__ = hook
+    atexit.register(ending)
+
+
+def write(address: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Put it down."""
+    import time
+    import traceback
+
+    from outlast.board import PID, LastWords, Slot
+
+    slot = Slot.at(address)
+    if slot.words[PID] not in (0, os.getpid()):
+        return
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        message = str(error)
+    except Exception as problem:  # noqa: BLE001  (of the user's own class)
+        message = f"<its message raised {type(problem).__name__}>"
+    text = "".join(traceback.format_exception(kind, error, trace))
+    slot.leave(LastWords(time.time(), name, message, text))
