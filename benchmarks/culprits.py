@@ -143,8 +143,7 @@ def main() -> None:
     chance.shuffle(drawn)
     cases = [Case(kind, chance.randrange(arguments.ranks)) for kind in drawn]
     misses = measure(cases, arguments.ranks)
-    how = "py-spy" if stacks.find_tool() else "signal"
-    shown = f"{len(set(drawn))} kinds, {arguments.ranks} ranks on two hosts, by {how}"
+    shown = f"{len(set(drawn))} kinds, {arguments.ranks} ranks on two hosts"
     print(f"\n{len(cases) - len(misses)} of {len(cases)} right, {shown}")
     for miss in misses:
         print(f"missed: {miss}")

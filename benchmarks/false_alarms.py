@@ -4,8 +4,9 @@
 
 Two nodes of two ranks on this machine, over gloo, with nothing set about hangs. A first step that takes 20 s;
 stragglers all the time; evaluations without a heartbeat, and checkpoints that one rank writes while the others wait,
-which take up to 4.5 times as long as in the first round. Two jobs at the same time: one calibrates after the first
-round (`outlast.calibrate()`), one never does. Their lines about hangs, and the events, are counted.
+which take up to 4.5 times as long as in the first round, and exactly that in the last. Two jobs at the same time: one
+calibrates after the first round (`outlast.calibrate()`), one never does. Their lines about hangs, and the events, are
+counted.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def steps(count, slow=0.0):
 longest = 0.0
 for number in range(1 + rounds):
     steps(60, slow=20.0 if number == 0 else 0.0)
-    evaluation, checkpoint = (first * (all_ranks.uniform(1, longer) if number else 1) for _ in range(2))
+    drawn = [all_ranks.uniform(1, longer) for _ in "ab"]
+    evaluation, checkpoint = (first * (1 if number == 0 else longer if number == rounds else each) for each in drawn)
     longest = max(longest, evaluation, checkpoint)
     time.sleep(evaluation)
     dist.barrier()

@@ -28,7 +28,8 @@ RANKS = 4
 PAUSE, LOOKS = 0.3, 4  # seconds between two looks, to see whether anything moves, and how many have to agree
 PATIENCE = 60.0
 PORT = 29400
-TIMEOUT, FIRST_TIMEOUT = 4.0, 40.0  # seconds, of heartbeats; torch may take long to import on a busy machine
+# Seconds, of heartbeats and of nodes: on a busy machine, torch takes long to import, and agents wait for their turn.
+TIMEOUT, FIRST_TIMEOUT, NODE_TIMEOUT = 6.0, 40.0, 30.0
 
 
 def one(culprit: int, _ranks: int) -> set[int]:
@@ -104,6 +105,7 @@ class HungJob:
         self._hosts = hosts
         endpoint = f"--rdzv-endpoint={hosts[0].name}:{PORT}"
         timeouts = [f"--ft-rank-heartbeat-timeout={TIMEOUT}", f"--ft-initial-rank-heartbeat-timeout={FIRST_TIMEOUT}"]
+        timeouts.append(f"--node-timeout={NODE_TIMEOUT}")
         common = ("--nnodes=2", f"--nproc-per-node={ranks // 2}", endpoint, "--rdzv-id=job")
         restarts = f"--max-restarts={len(hangs)}"
         words = [word for kind, culprit in hangs for word in (kind, str(culprit))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from outlast.core.events import Command, Joined, Kind, Lost, Note, Reported, Saw, Send, Tick
+from outlast.cli.replay import Replay
+from outlast.core.events import Command, Event, Joined, Kind, Lost, Note, Reported, Saw, Send, Tick
 from outlast.core.inquiry import PATIENCE, QUIET
 from outlast.core.job import Job, Phase
 from outlast.core.node import (
@@ -29,6 +31,7 @@ from outlast.core.node import Command as NodeCommand
 from outlast.core.node import Tick as NodeTick
 from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Frame, Stack
+from outlast.journal import Began, Journal, read
 from outlast.messages import (
     Ack,
     Assignment,
@@ -269,6 +272,30 @@ def test_a_coordinator_that_takes_over_asks_again() -> None:
     out = [command for node in "abc" for command in here.say(node, 10.4)]
     assert sent(out, Look) == dict.fromkeys("abc", Look(1, 1, interrupt=True))
     assert named(here.saw("a", "b", "c", now=10.5)) == [f"generation 1: {SENTENCE}"]
+
+
+def test_an_inquiry_can_be_replayed_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "journal", fresh=True)
+    journal.began(Began(0.0, RULES, Term(1, "a"), "r", None))
+    decide = Job.handle
+
+    def recorded(job: Job, event: Event, now: float) -> list[Command]:
+        commands = decide(job, event, now)
+        if not job.idle:
+            journal.happened(now, event, job.answers, commands)
+        return commands
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "handle", recorded)
+        here = Rehearsal()
+        here.say("a", 10.0, overdue=ENDING)
+        here.saw("a", "b")
+        here.tick(10.0 + PATIENCE)
+    journal.close()
+    replay = Replay()
+    lines = list(replay.lines(read((tmp_path / "journal").read_bytes())))
+    assert replay.different == 0
+    assert any("rank 3 on b is the one that others wait for" in line for line in lines)
 
 
 def failure(rank: int, node: str, **changes: Any) -> Failure:

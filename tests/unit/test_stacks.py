@@ -51,6 +51,8 @@ def tool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.setattr(stacks, "find_tool", lambda: "")
     elif not stacks.find_tool():
         pytest.skip("py-spy is not installed")
+    else:
+        monkeypatch.setattr(stacks, "_dump_of", lambda _: None)  # which comes first, where a worker is prepared for it
     return str(request.param)
 
 
@@ -220,19 +222,28 @@ def test_a_tool_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.
     slow.write_text("#!/bin/sh\nexec sleep 1000\n")
     slow.chmod(0o755)
     monkeypatch.setattr(stacks, "find_tool", lambda: str(slow))
-    with script(tmp_path, INSTALL, "import time", READY, "time.sleep(1000)") as process:
-        stack = see(process, timeout=1.0)
-    assert stack.how == "signal"
-    assert at(stack) == ("train.py", 4)
+    with script(tmp_path, "import time", READY, "time.sleep(1000)") as process:
+        stack = see(process, timeout=0.5)
+    assert stack.frames == ()
+    assert "does not answer the signal" in stack.trouble
 
 
-def test_a_tool_that_may_not_look_is_followed_by_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = tmp_path / "py-spy"
-    refused.write_text("#!/bin/sh\necho 'Permission Denied' >&2; exit 1\n")
-    refused.chmod(0o755)
-    monkeypatch.setattr(stacks, "find_tool", lambda: str(refused))
+def test_who_answers_the_signal_is_not_looked_at_with_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unwanted = tmp_path / "py-spy"
+    unwanted.write_text(f"#!/bin/sh\ntouch {tmp_path}/used\n")
+    unwanted.chmod(0o755)
+    monkeypatch.setattr(stacks, "find_tool", lambda: str(unwanted))
     with script(tmp_path, INSTALL, "import time", READY, "time.sleep(1000)") as process:
         assert see(process).how == "signal"
+    assert not (tmp_path / "used").exists()
+
+
+def test_who_does_not_answer_the_signal_is_looked_at_with_the_tool(tmp_path: Path) -> None:
+    if not stacks.find_tool():
+        pytest.skip("py-spy is not installed")
+    with script(tmp_path, "import time", READY, "time.sleep(1000)") as process:
+        stack = see(process)
+    assert (stack.how, at(stack)) == ("py-spy", ("train.py", 3))
 
 
 def test_children_that_are_stopped_are_told(tmp_path: Path, tool: str) -> None:

@@ -106,7 +106,7 @@ class Hangs:
         self._feed(Late(self._generation, ending=bool(verdicts)))
         if asked and not verdicts:
             return  # the coordinator asks for what it needs, and says what it makes of it
-        stacks = await self._seen(look or self._begin_look(interrupt=False))
+        stacks = await _result(look or self._begin_look(interrupt=False), until)
         named = await self._verdict(until) if asked else None
         if named is None and self._alone and stacks and self._open:
             log.error("%s", name(self._observations(stacks)).sentence)
@@ -119,7 +119,7 @@ class Hangs:
         return None
 
     async def _show(self, number: int, interrupt: bool) -> None:
-        stacks = await self._seen(self._begin_look(interrupt))
+        stacks = await _result(self._begin_look(interrupt), time.monotonic() + TO_NAME)
         if self._open:
             self._feed(Observed(self._generation, number, told(self._observations(stacks))))
 
@@ -131,13 +131,9 @@ class Hangs:
             if interrupts >= interrupt:
                 return look
         pids = {self._first + r: self._group.pids[r] for r in self._group.alive}
-        look = self._loop.create_task(_stacks(pids, interrupt))
+        look = self._loop.create_task(_look(pids, interrupt))
         self._looks.append((now, interrupt, look))
         return look
-
-    async def _seen(self, look: asyncio.Task[Mapping[int, Stack]]) -> Mapping[int, Stack]:
-        await asyncio.wait({look})
-        return {} if look.cancelled() else look.result()
 
     def _stack(self, local_rank: int) -> Stack | None:
         """Where a rank was, by the last look that is complete."""
@@ -197,16 +193,22 @@ def failure_of(failure: Failure, hang: Hang | None, named: Named | None, stack: 
     )
 
 
-async def _stacks(pids: Mapping[int, int], interrupt: bool) -> Mapping[int, Stack]:
-    """Where the workers of these pids are, by rank; nothing where nobody can tell, or not in time.
+async def _look(pids: Mapping[int, int], interrupt: bool) -> Mapping[int, Stack]:
+    """Where the workers of these pids are, by rank; nothing where nobody can tell.
 
     `interrupt`: they are about to be ended, and may be disturbed.
     """
     try:
-        return await asyncio.wait_for(collect(pids, TO_LOOK, interrupt=interrupt), TO_LOOK + TO_END)
-    except (OSError, asyncio.TimeoutError) as error:
-        log.warning("where the ranks hang could not be seen: %s", error or "it took too long")
+        return await collect(pids, TO_LOOK, interrupt=interrupt)
+    except OSError as error:
+        log.warning("where the ranks hang could not be seen: %s", error)
         return {}
+
+
+async def _result(look: asyncio.Task[Mapping[int, Stack]], until: float) -> Mapping[int, Stack]:
+    """What a look has seen; nothing, if it does not come to an end in time."""
+    await asyncio.wait({look}, timeout=until - time.monotonic())
+    return look.result() if look.done() and not look.cancelled() else {}
 
 
 def _lines(stack: Stack | None) -> list[str]:

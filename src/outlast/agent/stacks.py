@@ -3,10 +3,15 @@
     stacks = await collect({0: 4711, 1: 4712})
 
 What the kernel says comes first, and costs nothing: a process that is stopped or in uninterruptible sleep is known by
-that alone, and nobody waits for it. Then py-spy, where it is installed (`pip install outlast[stacks]`) and may read the
-memory of the workers: it disturbs nobody. Then the signal that `worker/dump.py` has prepared for. That one interrupts
-whatever the main thread waits for: nearly everything takes that well and goes on, but not quite (torch's own store
-gives up a try to connect, and tries again). So it is for workers that are given up: not for a mere suspicion.
+that alone, and nobody waits for it. Then there are two ways to see its Python.
+
+The signal that `worker/dump.py` has prepared for is quick, some hundredths of a second. It interrupts whatever the main
+thread waits for: nearly everything takes that well and goes on, but not quite (torch's own store gives up a try to
+connect, and tries again). So it is for workers that are given up, and the first choice there: others wait for them.
+
+py-spy, where it is installed (`pip install outlast[stacks]`) and may read the memory of the workers, disturbs nobody.
+But it reads the symbols of torch each time, which takes a tenth of a second of a whole core for each worker. It is for
+a mere suspicion, and for those who do not answer the signal.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ DUMP = "memfd:outlast-dump"
 SIGNAL = 62
 
 TOOL = "py-spy"
-TOOL_SHARE = 0.6  # of the time-out; the rest is for the signal
+SIGNAL_SHARE = 0.5  # of the time-out; the rest is for the tool
 AT_ONCE = 8  # of the tools: more of them would only wait for each other
 SETTLED = 0.02  # seconds without a new line: whoever wrote has finished
 CUT_OFF = 0.15  # the same, where the end does not look like one
@@ -63,11 +68,11 @@ async def collect(pids: Mapping[int, int], timeout: float = 1.0, *, interrupt: b
             await asyncio.sleep(min(BLINK, timeout / 4))
             stack = look(pid)
         seen = time.monotonic()
-        if tool and stack.state not in GONE:
+        if interrupt and stack.state not in STILL:
+            stack = await _by_signal(stack, pid, began + timeout * (SIGNAL_SHARE if tool else 1))
+        if tool and not stack.frames and stack.state not in GONE:
             async with places:
-                stack = await _by_tool(tool, stack, pid, began + timeout * TOOL_SHARE)
-        if interrupt and not stack.frames and stack.state not in STILL:
-            stack = await _by_signal(stack, pid, began + timeout)
+                stack = await _by_tool(tool, stack, pid, began + timeout)
         return replace(_with_source(stack), age=time.monotonic() - seen, trouble=_trouble(stack, tool, interrupt))
 
     found = await asyncio.gather(*map(one, pids.values()))

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 INNERMOST = 12  # frames that are kept as they are
 OUTER = 12  # of those that follow, and of these only the innermost of each stretch in one file
 LONGEST_NAME, LONGEST_PATH = 120, 200  # characters
-PLACES = 64  # of one node; more of them are not told, for a message has a largest size
+PLACES = 64  # of one node; more of them are not told, nor as many if their names are long,
+LARGEST = 768 << 10  # bytes: for a message has a largest size
 HELD = frozenset("TtDZ")  # states in which a child keeps its parent waiting
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -70,9 +71,13 @@ def told(seen: Iterable[Observation]) -> tuple[Observation, ...]:
     for each in seen:
         places.setdefault(_place(each), []).extend(each.ranks)
     order = sorted(places.items(), key=lambda place: (len(place[1]), min(place[1])))
-    if len(order) > PLACES:
-        order = [*order[: PLACES - 1], order[-1]]  # where most are, and where the fewest: one of those it will be
-    return tuple(replace(place, rank=min(ranks), also=tuple(sorted(ranks)[1:])) for place, ranks in order)
+    every = tuple(replace(place, rank=min(ranks), also=tuple(sorted(ranks)[1:])) for place, ranks in order)
+    for most in (PLACES, PLACES // 4, PLACES // 16):
+        # Where most are, and where the fewest: one of those it will be.
+        chosen = every if len(every) <= most else (*every[: most - 1], every[-1])
+        if len(msgspec.msgpack.encode(chosen)) <= LARGEST:
+            break
+    return chosen
 
 
 def _place(seen: Observation) -> Observation:
