@@ -27,9 +27,9 @@ def board() -> Iterator[Board]:
     made.close()
 
 
-def worker(board: Board, code: str) -> subprocess.CompletedProcess[str]:
+def worker(board: Board, code: str, preloaded: str = "") -> subprocess.CompletedProcess[str]:
     """Run this code as a worker would."""
-    before = "from outlast.worker import last_words; last_words.install()\n"
+    before = f"{preloaded}\nfrom outlast.worker import last_words; last_words.install()\n"
     environment = {**os.environ, "OUTLAST_BOARD": board.address(0)}
     return subprocess.run([sys.executable, "-c", before + code], env=environment, capture_output=True, text=True)
 
@@ -70,6 +70,12 @@ def test_whatever_hook_a_script_has(board: Board, code: str) -> None:
     words = board.last_words(0)
     assert words is not None
     assert (words.exception, words.message) == ("KeyError", "'x'")
+
+
+def test_a_hook_that_was_there_before_is_called_as_it_was(board: Board) -> None:
+    ended = worker(board, "raise KeyError('x')", "import sys; sys.excepthook = lambda *what: sys.__excepthook__(*what)")
+    assert ended.stderr.count("KeyError: 'x'") == 1
+    assert board.last_words(0) is not None
 
 
 @pytest.mark.parametrize(
