@@ -27,9 +27,9 @@ def board() -> Iterator[Board]:
     made.close()
 
 
-def worker(board: Board, code: str) -> subprocess.CompletedProcess[str]:
+def worker(board: Board, code: str, preloaded: str = "") -> subprocess.CompletedProcess[str]:
     """Run this code as a worker would."""
-    before = "from outlast.worker import last_words; last_words.install()\n"
+    before = f"{preloaded}\nfrom outlast.worker import last_words; last_words.install()\n"
     environment = {**os.environ, "OUTLAST_BOARD": board.address(0)}
     return subprocess.run([sys.executable, "-c", before + code], env=environment, capture_output=True, text=True)
 
@@ -70,6 +70,12 @@ def test_whatever_hook_a_script_has(board: Board, code: str) -> None:
     words = board.last_words(0)
     assert words is not None
     assert (words.exception, words.message) == ("KeyError", "'x'")
+
+
+def test_a_hook_that_was_there_before_is_called_as_it_was(board: Board) -> None:
+    ended = worker(board, "raise KeyError('x')", "import sys; sys.excepthook = lambda *what: sys.__excepthook__(*what)")
+    assert ended.stderr.count("KeyError: 'x'") == 1
+    assert board.last_words(0) is not None
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,16 @@ def test_the_error_file_tells_the_exception_where_the_board_does_not(tmp_path: P
     assert witness.log_of(0) == str(log)
 
 
+def test_of_workers_that_could_not_be_started_the_reason_is_known() -> None:
+    witness = Witness()
+    witness.begin(())
+    seen = witness.evidence(failure(pid=0, exit_code=126, message="cannot write logs: Disk quota exceeded"), None, None)
+    witness.close()
+    found = Judge("").judged(failure(pid=0), seen, log=witness.log_of(0), first=True)
+    assert found.cause is not None
+    assert found.cause.name == "quota"
+
+
 def test_a_failure_is_as_old_as_its_exception() -> None:
     seen = failure()
     told = timed(seen, LastWords(seen.at - 2.0, "E", "", ""), now=100.0)
@@ -168,16 +184,16 @@ def test_the_kernels_log_since_the_last_time_about_these_processes_and_all_devic
             "outlast test: NVRM: Xid (PCI:0000:00:00): 79, GPU has fallen off the bus.",
         ):
             print(line, file=kernel, flush=True)
-    found = [line for line in log.since({me}) if line.startswith("outlast test")]
-    assert len(found) == 1 + known
-    assert "Xid" in found[-1]
-    assert not [line for line in log.since({me}) if line.startswith("outlast test")]
+    found = [line for line in log.read() if line.startswith("outlast test")]
+    assert len(found) == 3
+    assert [log.concerns(line, me) for line in found] == [known, False, True]
+    assert not [line for line in log.read() if line.startswith("outlast test")]
     log.close()
-    assert log.since({me}) == []
+    assert log.read() == []
 
 
 def test_a_kernel_log_that_is_not_for_us_is_empty(tmp_path: Path) -> None:
-    assert KernelLog(tmp_path / "none").since({1}) == []
+    assert KernelLog(tmp_path / "none").read() == []
 
 
 # -- the cause

@@ -407,6 +407,7 @@ class Agent:
         )
 
     def _not_started(self, assignment: Assignment, why: str) -> None:
+        self._witness.begin(())
         failure = self._failure(assignment, local_rank=0, pid=0, exit_code=NOT_STARTED, error_file="")
         self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=why))))
         self._feed(Cleared(assignment.generation))

@@ -50,9 +50,10 @@ class Judge:
         if self._catalogue is None:
             self.prepare()
         assert self._catalogue is not None
-        if not first and evidence.signal in TOLD and not evidence.exception:
+        told = not first and evidence.signal in TOLD
+        cause = diagnose([replace(evidence, exit_code=None) if told else evidence], self._catalogue).root.cause
+        if told and cause.name == "unknown":
             return replace(failure, cause=ENDED, account=account(evidence, log, brief=True))
-        cause = diagnose([evidence], self._catalogue).root.cause
         proposed = FailoverStrategy(cause.strategy.value) if cause.strategy is not None else FailoverStrategy.NORMAL
         failure = replace(failure, cause=as_message(cause), account=account(evidence, log, brief=not first))
         strategy, decided = decide(failure, proposed, self._rules, restarts)

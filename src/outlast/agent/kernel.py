@@ -12,7 +12,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 LOG = Path("/dev/kmsg")
-MOST_RECORDS = 20_000  # of the kernel's log, that are read at once
+MOST_RECORDS = 5_000  # of the kernel's log, that are read at once
 RECORD = 8192
 _INITIAL_PIDS = "pid:[4026531836]"  # the namespace whose pids the kernel's log has
 _OF_A_PROCESS = re.compile(r"process (\d+)|\bpid[=: ]+'?(\d+)")
@@ -56,7 +56,8 @@ class KernelLog:
     """The kernel's log from now on. Where we may not read it, it is empty.
 
     log = KernelLog()
-    log.since(pids)     # what it says of these processes, and of devices, since the last time
+    log.read()              # the lines that tell about processes and devices, since the last time
+    log.concerns(line, pid)
     """
 
     def __init__(self, path: Path = LOG) -> None:
@@ -71,9 +72,14 @@ class KernelLog:
         except OSError:
             self._knows_pids = False
 
-    def since(self, pids: set[int]) -> list[str]:
-        """The lines that tell about a device of this machine, or about one of these processes."""
-        return [line for line in self._new() if _TELLING.search(line) and self._concerns(line, pids)]
+    def read(self) -> list[str]:
+        """The new lines that tell about a device of this machine, or about the end of a process."""
+        return [line for line in self._new() if _TELLING.search(line)]
+
+    def concerns(self, line: str, pid: int) -> bool:
+        """Whether it is about this process, or about none in particular."""
+        named = {int(each) for pair in _OF_A_PROCESS.findall(line) for each in pair if each}
+        return not named or (self._knows_pids and pid in named)
 
     def close(self) -> None:
         """Read no more of it."""
@@ -93,9 +99,3 @@ class KernelLog:
                 return
             # "priority,sequence,time,flags;text", then lines of fields that begin with a blank
             yield record.decode(errors="replace").partition(";")[2].partition("\n")[0]
-
-    def _concerns(self, line: str, pids: set[int]) -> bool:
-        named = {int(pid) for pair in _OF_A_PROCESS.findall(line) for pid in pair if pid}
-        if not named:
-            return True
-        return self._knows_pids and bool(named & pids)

@@ -166,8 +166,11 @@ class Tee:
             self._show(_lines(bytes(self._partial).removesuffix(b"\r")))
 
     def drain(self) -> None:
-        """Take what the pipe holds now."""
-        while self._source >= 0 and (data := self._read()):
+        """Take what the pipe holds now, and no more: a worker that goes on to write does not hold us up."""
+        for _ in range(_PIPE_SIZE // _CHUNK):
+            data = self._read() if self._source >= 0 else None
+            if not data:
+                break
             self._take(data)
 
     def _readable(self) -> None:

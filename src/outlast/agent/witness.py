@@ -38,21 +38,22 @@ class Witness:
         self._logs: list[tuple[str, ...]] = []
         self._began = time.monotonic()
         self._oom_kills: int | None = None
-        self._devices: list[str] = []  # what the kernel said of them in this generation
+        self._said: list[str] = []  # by the kernel, in this generation
 
     def begin(self, streams: Sequence[Streams]) -> None:
         """A generation begins."""
-        self._kernel.since(set())  # what was before is not its business
+        self._kernel.read()  # what was before is not its business
         self._logs = [each.logs for each in streams]
         self._began = time.monotonic()
         self._oom_kills = oom_kills()
-        self._devices = []
+        self._said = []
 
     def evidence(self, failure: Failure, words: LastWords | None, reading: Reading | None) -> Evidence:
         """All that is known of this failure."""
         exception, message = _raised(failure, words)
         log = self._tail(failure.local_rank)
-        self._devices += self._kernel.since({failure.pid})
+        self._said += self._kernel.read()
+        said = [line for line in self._said if self._kernel.concerns(line, failure.pid)]
         killed = failure.exit_code == -9 or _KILLED.search("\n".join([message, *log[-SENT_LINES:]])) is not None
         return Evidence(
             rank=failure.rank,
@@ -63,7 +64,7 @@ class Witness:
             message=message,
             traceback=words.traceback if words is not None else "",
             log=log,
-            kernel=(*(self._killer() if killed else ()), *self._devices),
+            kernel=(*(self._killer() if killed else ()), *said),
             hung=failure.hung,
             ran=time.monotonic() - self._began,
             step=reading.step if reading is not None else None,
@@ -132,7 +133,7 @@ def _raised(failure: Failure, words: LastWords | None) -> tuple[str, str]:
     if words is not None:
         return words.exception, words.message
     if not failure.error:
-        return "", ""
+        return "", "" if failure.pid else failure.message  # one that could not be started has nothing but that
     return named(_recorded(failure.error))
 
 

@@ -793,7 +793,8 @@ class Job:
         self._failures = root_first(self._failures)
         root, r = self._failures[0], self.rules
         what, by = _what(root), f" ({root.decided})" if root.decided else ""
-        cause = f": {root.cause.title} ({root.cause.name})" if root.cause is not None else ""
+        told = root.cause is not None and root.cause.name not in ("unknown", "hang")  # what says no more than `what`
+        cause = f": {root.cause.title} ({root.cause.name})" if root.cause is not None and told else ""
         spent = self._budget.spent(self._failures)
         before = len(self._out)
         if r.failover and root.strategy is FailoverStrategy.ABORTION:
@@ -810,8 +811,8 @@ class Job:
             done = self._carry_out(root, now) if r.failover else ""
             self._budget.note(self._failures, self.generation, f"{did}{done}{by}")
             self._note(f"{did}: {what}{cause if r.failover else ''}{done}{by}", Kind.RESTART)
-        told = next(command.text for command in self._out[before:] if isinstance(command, Note))
-        self._out.append(Raise(root.node, root.rank, root.cause.name if root.cause is not None else "unknown", told))
+        text = next(command.text for command in self._out[before:] if isinstance(command, Note))
+        self._out.append(Raise(root.node, root.rank, root.cause.name if root.cause is not None else "unknown", text))
         return self.phase is not Phase.OVER
 
     def _carry_out(self, root: Failure, now: float) -> str:

@@ -5,7 +5,7 @@
 
 The kernel's word counts before an exception, that before a line in the log, and that before a bare exit code. What
 names a cause counts before what merely says that the process was hit (`confirmation`), and that before what says that
-another one had failed before (`cascade`).
+another one had failed before (`cascade`). A signal that says no more than that it hit the process counts last.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from outlast.diagnosis.evidence import Evidence
 
 SHOWN = 300  # characters of the line that gives a cause away
 ROLES = {Role.ROOT: 0, Role.CONFIRMATION: 1, Role.CASCADE: 2}
+LAST = len(ROLES)
+EVER = 10**9  # lines: more than any log has
 KERNEL, RAISED, LOGGED, TYPE, EXIT = range(5)  # where a cause was seen, the most telling first
 
 
@@ -88,9 +90,10 @@ def find(evidence: Evidence, catalogue: Catalogue) -> Finding:
     'exit code 3'
     """
     ranked = sorted(_seen(evidence, catalogue), key=lambda each: each[0])
-    causes = list({cause.name: cause for _, cause in reversed(ranked)}.values())[::-1]
-    if not causes:
-        causes = [_unknown(evidence)]
+    by_name: dict[str, Cause] = {}
+    for _, cause in ranked:
+        by_name.setdefault(cause.name, cause)
+    causes = list(by_name.values()) or [_unknown(evidence)]
     return Finding(evidence, causes[0], tuple(causes[1:]))
 
 
@@ -108,11 +111,13 @@ def _seen(evidence: Evidence, catalogue: Catalogue) -> Iterator[tuple[Rank, Caus
     if named is not None and (early or not named.first_steps):
         yield (ROLES[named.role], TYPE, 0, 0), Cause.of(named, _raised(evidence).partition("\n")[0])
     if evidence.hung:
-        yield (ROLES[Role.ROOT], EXIT, 0, 0), _hang(evidence)
+        yield (ROLES[Role.ROOT], LOGGED, -EVER, 0), _hang(evidence)  # whatever stands in its log
     elif evidence.exit_code is not None:
         known = catalogue.of_exit(evidence.exit_code)
         if known is not None:
-            yield (ROLES[known.role], EXIT, 0, 0), Cause.of(known, exit_text(evidence.exit_code))
+            # An abort that the log explains by another's failure is that one's consequence.
+            role = LAST if known.role is Role.CONFIRMATION else ROLES[known.role]
+            yield (role, EXIT, 0, 0), Cause.of(known, exit_text(evidence.exit_code))
 
 
 def _places(evidence: Evidence) -> tuple[tuple[int, Sequence[str]], ...]:

@@ -45,8 +45,11 @@ def install() -> None:
         if isinstance(error, BaseException):
             leave(type(error), error, error.__traceback__)
 
-    # Both: a script that looks whether it has a hook finds none, and one that calls Python's own calls this.
-    sys.excepthook = sys.__excepthook__ = hook
+    if shown is sys.__excepthook__:
+        # A script that looks whether it has a hook finds none, and one that calls Python's own calls this. (Not where
+        # a module that was preloaded has a hook already: that one may call Python's own, too.)
+        sys.__excepthook__ = hook
+    sys.excepthook = hook
     atexit.register(ending)
 
 
