@@ -8,6 +8,8 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from outlast.data.batch import BatchPlan
+    from outlast.data.sampler import ElasticSampler
     from outlast.errors import JobFailed
     from outlast.worker.health import RanksMissing, health_check
     from outlast.worker.session import (
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BatchPlan",
+    "ElasticSampler",
     "JobFailed",
     "RanksMissing",
     "calibrate",
@@ -41,16 +45,21 @@ __all__ = [
     "step",
 ]
 
+# Where the names are that are not of the session.
+_ROOMS = {
+    "BatchPlan": "outlast.data.batch",
+    "ElasticSampler": "outlast.data.sampler",
+    "JobFailed": "outlast.errors",
+    "RanksMissing": "outlast.worker.health",
+    "health_check": "outlast.worker.health",
+}
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "JobFailed":
-        from outlast import errors as room
-    elif name in ("RanksMissing", "health_check"):
-        from outlast.worker import health as room  # type: ignore[no-redef]
-    else:
-        from outlast.worker import session as room  # type: ignore[no-redef]
+    from importlib import import_module
+
     # Kept: what is called in a training loop is not looked for each time.
-    value = globals()[name] = getattr(room, name)
+    value = globals()[name] = getattr(import_module(_ROOMS.get(name, "outlast.worker.session")), name)
     return value
