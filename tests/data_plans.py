@@ -71,7 +71,9 @@ class Model:
 def tell(story: Story, make: Callable[[int, int, Any], Rank]) -> Model:
     """Live through a story; `make(rank, world_size, state)` makes a rank. Returns what the surviving model has seen."""
     saved: tuple[Model, Any] = (Model(), None)
-    endless = Life(story.lives[-1].world_size if story.lives else 3, 10**9, 2)
+    endless = Life(
+        story.lives[-1].world_size if story.lives else 3, 10**9, story.lives[-1].prefetch if story.lives else 0
+    )
     for life in [*story.lives, endless]:
         model, state = saved[0].copy(), saved[1]
         ranks = [make(rank, life.world_size, state) for rank in range(life.world_size)]
@@ -118,6 +120,6 @@ def prefetched(source: Iterator[Any], depth: int) -> Iterator[Any]:
 
 class approximately(float):  # noqa: N801  (reads as pytest's approx, which is slow)
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, int | float) and abs(float(other) - float(self)) < 1e-9
+        return isinstance(other, int | float) and abs(float(other) - float(self)) < 1e-5  # weights are float32
 
     __hash__ = float.__hash__

@@ -9,7 +9,10 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from outlast.data.batch import BatchPlan
+    from outlast.data.iterable import ElasticIterable
+    from outlast.data.loader import ElasticLoader
     from outlast.data.sampler import ElasticSampler
+    from outlast.data.seeds import sample_generator
     from outlast.errors import JobFailed
     from outlast.worker.health import RanksMissing, health_check
     from outlast.worker.session import (
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchPlan",
+    "ElasticIterable",
+    "ElasticLoader",
     "ElasticSampler",
     "JobFailed",
     "RanksMissing",
@@ -40,6 +45,7 @@ __all__ = [
     "heartbeat",
     "pause_monitoring",
     "resume_monitoring",
+    "sample_generator",
     "section",
     "start_section",
     "step",
@@ -48,10 +54,13 @@ __all__ = [
 # Where the names are that are not of the session.
 _ROOMS = {
     "BatchPlan": "outlast.data.batch",
+    "ElasticIterable": "outlast.data.iterable",
+    "ElasticLoader": "outlast.data.loader",
     "ElasticSampler": "outlast.data.sampler",
     "JobFailed": "outlast.errors",
     "RanksMissing": "outlast.worker.health",
     "health_check": "outlast.worker.health",
+    "sample_generator": "outlast.data.seeds",
 }
 
 

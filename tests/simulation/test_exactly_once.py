@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data_plans import Model, Story, stories, tell
+from outlast.data.iterable import ElasticIterable
+from outlast.data.loader import ElasticLoader
 from outlast.data.order import Order
 from outlast.data.sampler import ElasticSampler
 
@@ -127,3 +130,56 @@ def test_dropped_and_padded_tails_concern_the_last_batch_only(story: Story, tail
         else:
             again = order[: -rest % global_batch if rest else 0]
             assert counter == {sample: 1 + (sample in again) for sample in order}
+
+
+class LoaderRank:
+    """A rank that trains with ElasticLoader, on data that is indexed or streams."""
+
+    def __init__(self, loader: ElasticLoader, state: Any) -> None:
+        self.loader = loader
+        if state:
+            loader.load_state_dict(state)
+
+    def batches(self) -> Iterator[list[tuple[int, float]]]:
+        gathered: list[tuple[int, float]] = []
+        for at, (batch, weights) in enumerate(self.loader):
+            gathered += zip(batch, weights.double().tolist(), strict=True)
+            if (at + 1) % self.loader.plan.micro_steps == 0:
+                yield gathered
+                gathered = []
+        assert not gathered
+
+    def step(self) -> None:
+        self.loader.commit()
+
+    def epoch(self) -> int:
+        return self.loader.epoch
+
+    def state(self) -> Any:
+        return self.loader.state_dict()
+
+
+@MANY
+@given(story=stories, shards=st.none() | st.integers(1, 9), counted=st.booleans(), micro=st.none() | st.integers(1, 10))
+def test_with_a_loader(story: Story, shards: int | None, counted: bool, micro: int | None) -> None:
+    data: Any = range(story.length)
+    if shards:
+        parts = [range(story.length)[part::shards] for part in range(shards)]
+        data = ElasticIterable(parts, iter, lengths=[len(part) for part in parts] if counted else None)
+
+    def make(rank: int, world_size: int, state: Any) -> LoaderRank:
+        loader = ElasticLoader(
+            data,
+            global_batch=story.global_batch,
+            micro_batch=micro,
+            seed=story.seed,
+            seed_samples=False,
+            collate_fn=list,
+            rank=rank,
+            world_size=world_size,
+        )
+        return LoaderRank(loader, state)
+
+    # Prefetching is the loader's own affair: asked for beyond the step, it would commit what is not trained.
+    lives = [replace(life, prefetch=0) for life in story.lives]
+    is_exact(story, tell(replace(story, lives=lives), make))

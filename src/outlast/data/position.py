@@ -7,7 +7,7 @@ and on every world size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outlast.data.order import VERSION
@@ -25,12 +25,13 @@ class Position:
 class Course:
     """What a position is a position in. Two runs may share a checkpoint if this is the same in both.
 
-    `length` is None for a stream of which nobody knows how long it is.
+    `length` is None for a stream of which nobody knows how long it is; `shards` is how many files it comes in.
     """
 
     length: int | None
     seed: int = 0
     shuffle: bool = True
+    shards: int | None = None
 
     def advance(self, position: Position, samples: int) -> Position:
         """The position after so many more samples.
@@ -50,14 +51,7 @@ class Course:
 
     def save(self, position: Position) -> dict[str, Any]:
         """The position as plain data, for a checkpoint."""
-        return {
-            "version": VERSION,
-            "epoch": position.epoch,
-            "samples": position.samples,
-            "length": self.length,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
+        return {"version": VERSION, "epoch": position.epoch, "samples": position.samples, **asdict(self)}
 
     def load(self, state: Mapping[str, Any]) -> Position:
         """The position that a checkpoint names; it must be one in the same data, in the same order.
@@ -68,10 +62,10 @@ class Course:
         """
         try:
             position = Position(int(state["epoch"]), int(state["samples"]))
-            theirs = {name: state[name] for name in ("version", "length", "seed", "shuffle")}
+            ours = {"version": VERSION, **asdict(self)}
+            theirs = {name: state[name] for name in ours}
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no position of Outlast ({error!r}): give what state_dict() returned") from None
-        ours = {"version": VERSION, "length": self.length, "seed": self.seed, "shuffle": self.shuffle}
         for name, value in ours.items():
             if theirs[name] != value:
                 raise ValueError(

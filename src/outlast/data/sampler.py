@@ -171,14 +171,25 @@ class ElasticSampler(Sampler[int]):  # type: ignore[misc]
 
     def micro_batches(self) -> int:
         """How many micro batches the newest pass, or else the next one, gives out; the same on every rank."""
-        start = self._next_start() if self._start is None or self._finished() else self._start
+        start = self.next_start(self.position) if self._start is None or self._finished() else self._start
         return self.plan.steps(self.length - start.samples, drop=self.tail == "drop") * self.plan.micro_steps
 
     def begin(self) -> Position:
-        """Where a pass that begins now begins."""
-        self.position = self._start = self._next_start()
-        self._finished_on_purpose = False
+        """A pass begins now: here."""
+        self.position = self.next_start(self.position)
+        self.begun(self.position)
         return self.position
+
+    def begun(self, start: Position) -> None:
+        """A pass has begun there, wherever the position is."""
+        self._start = start
+        self._finished_on_purpose = False
+
+    def next_start(self, position: Position) -> Position:
+        """Where a pass begins when training is at this position: there, or where the next epoch does."""
+        if self._finished(position) and not self._finished_on_purpose:
+            return Position(position.epoch + 1)
+        return position
 
     def hold(self) -> None:
         """Should the epoch be finished, the next pass is one over nothing: it belongs to this epoch still."""
@@ -233,13 +244,8 @@ class ElasticSampler(Sampler[int]):  # type: ignore[misc]
             cuts += [self.plan.micro_size] * whole + [rest] * (rest > 0)
         return cuts
 
-    def _next_start(self) -> Position:
-        if self._finished() and not self._finished_on_purpose:
-            return Position(self.position.epoch + 1)
-        return self.position
-
-    def _finished(self) -> bool:
-        left = self.length - self.position.samples
+    def _finished(self, position: Position | None = None) -> bool:
+        left = self.length - (position or self.position).samples
         return left < (self.plan.global_batch if self.tail == "drop" else 1)
 
 
