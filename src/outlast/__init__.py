@@ -8,6 +8,11 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from outlast.data.batch import BatchPlan
+    from outlast.data.iterable import ElasticIterable
+    from outlast.data.loader import ElasticLoader
+    from outlast.data.sampler import ElasticSampler
+    from outlast.data.seeds import sample_generator
     from outlast.errors import JobFailed
     from outlast.failover import FailoverExtension, FailoverStrategy, FailureInfo
     from outlast.platforms.plugins import ErrorMonitor, Platform
@@ -27,6 +32,10 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BatchPlan",
+    "ElasticIterable",
+    "ElasticLoader",
+    "ElasticSampler",
     "ErrorMonitor",
     "FailoverExtension",
     "FailoverStrategy",
@@ -43,25 +52,35 @@ __all__ = [
     "heartbeat",
     "pause_monitoring",
     "resume_monitoring",
+    "sample_generator",
     "section",
     "start_section",
     "step",
 ]
 
+# Where the names are that are not of the session.
+_ROOMS = {
+    "BatchPlan": "outlast.data.batch",
+    "ElasticIterable": "outlast.data.iterable",
+    "ElasticLoader": "outlast.data.loader",
+    "ElasticSampler": "outlast.data.sampler",
+    "ErrorMonitor": "outlast.platforms.plugins",
+    "FailoverExtension": "outlast.failover",
+    "FailoverStrategy": "outlast.failover",
+    "FailureInfo": "outlast.failover",
+    "JobFailed": "outlast.errors",
+    "Platform": "outlast.platforms.plugins",
+    "RanksMissing": "outlast.worker.health",
+    "health_check": "outlast.worker.health",
+    "sample_generator": "outlast.data.seeds",
+}
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "JobFailed":
-        from outlast import errors as room
-    elif name in ("ErrorMonitor", "Platform"):
-        from outlast.platforms import plugins as room  # type: ignore[no-redef]
-    elif name.startswith("Fail"):
-        from outlast import failover as room  # type: ignore[no-redef]
-    elif name in ("RanksMissing", "health_check"):
-        from outlast.worker import health as room  # type: ignore[no-redef]
-    else:
-        from outlast.worker import session as room  # type: ignore[no-redef]
+    from importlib import import_module
+
     # Kept: what is called in a training loop is not looked for each time.
-    value = globals()[name] = getattr(room, name)
+    value = globals()[name] = getattr(import_module(_ROOMS.get(name, "outlast.worker.session")), name)
     return value

@@ -30,10 +30,11 @@ ALLOWED = {
     "commission": {"messages"},
     "journal": {"core", "messages"},
     "core": {"messages", "config", "diagnosis"},
+    "data": {"worker"},
 }
 FORBIDDEN = {
-    "agent": {"coordinator", "worker", "cli"},
-    "coordinator": {"agent", "worker", "cli"},
+    "agent": {"coordinator", "worker", "data", "cli"},
+    "coordinator": {"agent", "worker", "data", "cli"},
     "worker": {"agent", "coordinator", "core", "cli"},
     "platforms": {"agent", "coordinator", "worker", "cli"},
 }
@@ -95,7 +96,7 @@ def test_every_package_says_what_it_is_for(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
-    if room(name_of(path)) != "worker":
+    if room(name_of(path)) not in ("worker", "data"):
         assert not {module.split(".")[0] for module in imported(path)} & UNPICKLES
 
 
@@ -106,6 +107,10 @@ def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
         ("outlast.cli.config", ["torch", "numpy", "outlast.agent"]),
         ("outlast.diagnosis.cause", ["torch", "asyncio", "yaml", "socket", "subprocess"]),
         ("outlast.coordinator.__main__", ["torch", "numpy", "yaml", "outlast.agent", "outlast.cli"]),
+        ("outlast.data.batch", ["torch", "numpy"]),
+        ("outlast.data.order", ["torch", "numpy", "random"]),
+        ("outlast.data.position", ["torch", "numpy"]),
+        ("outlast.data.seeds", ["torch", "numpy", "random"]),
         ("outlast.core.job", ["torch", "asyncio", "socket", "threading", "subprocess", "random", "outlast.agent"]),
         ("outlast.core.node", ["torch", "asyncio", "socket", "threading", "subprocess", "random", "outlast.agent"]),
         ("outlast", ["torch", "asyncio", "outlast.agent", "outlast.coordinator"]),
