@@ -8,6 +8,7 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from outlast.checkpoint.checkpointer import Checkpointer
     from outlast.errors import JobFailed
     from outlast.worker.health import RanksMissing, health_check
     from outlast.worker.session import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Checkpointer",
     "JobFailed",
     "RanksMissing",
     "calibrate",
@@ -47,6 +49,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "JobFailed":
         from outlast import errors as room
+    elif name == "Checkpointer":
+        from outlast.checkpoint import checkpointer as room  # type: ignore[no-redef]
     elif name in ("RanksMissing", "health_check"):
         from outlast.worker import health as room  # type: ignore[no-redef]
     else:
