@@ -285,6 +285,8 @@ def finish_drafts(directory: Path) -> None:
 
 def clear_drafts(directory: Path, save: Save) -> None:
     """Remove the drafts that this commit has overtaken, and those that nobody has touched for an hour."""
+    for trash in directory.glob(".trash-*"):
+        shutil.rmtree(trash, ignore_errors=True)  # of one who was killed while removing it
     for path, run, sequence in drafts(directory):
         with suppress(OSError):
             overtaken = run == save.run and sequence < save.sequence
