@@ -156,12 +156,10 @@ def make_plan(flat: Flat, paths: Paths, origin: str = "", group: dist.ProcessGro
     """
     for key, value in flat.items():
         if isinstance(value, torch.Tensor) and (value.layout is not torch.strided or value.is_quantized):
-            raise Unsavable(
-                f"{key} is a {value.layout} or quantized tensor, which DCP cannot save: make it a plain one"
-            )
+            raise Unsavable(f"{key} is a sparse or quantized tensor, which DCP cannot save: make it a plain one")
     distributed = dist.is_available() and dist.is_initialized()
     wrapper = _DistWrapper(group, distributed, 0)
-    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def local() -> SavePlan:
         planner.set_up_planner(dict(flat), None, wrapper.is_coordinator)

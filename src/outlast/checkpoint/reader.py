@@ -162,7 +162,7 @@ class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
     """DCP's, which would let objects be unpickled that can do anything."""
 
     def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False)
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.objects: dict[str, Any] = {}
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
