@@ -20,6 +20,19 @@ from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
 EXIT_TIMEOUT = 5.0  # for those that were told to end and are on their way
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills", type=int, default=24, help="how often tests of checkpoints kill (-9) at random instants"
+    )
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often to kill."""
+    count: int = request.config.getoption("--kills")
+    return count
+
+
 @pytest.fixture(autouse=True, scope="session")
 def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A temporary directory of this run alone: other jobs on the machine have their runtime files in /tmp too.

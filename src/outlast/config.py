@@ -20,7 +20,9 @@ ENV_PREFIX = "OUTLAST_"
 CFG_PATH = "OUTLAST_FT_CFG_PATH"
 
 # Not settings, but ours: Outlast gives them to its workers, and a worker may well start Outlast again.
-OWN_VARIABLES = frozenset({CFG_PATH, "OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_WORKER_GROUP"})
+OWN_VARIABLES = frozenset(
+    {CFG_PATH, "OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_WORKER_GROUP"}
+)
 
 # What torchrun's backends read from --rdzv-conf, in our words.
 CONF_NAMES = {
@@ -141,6 +143,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "(job end and drain use --shutdown-timeout)."
         ),
     ] = 0.05
+    snapshot_linger: Annotated[
+        Seconds,
+        _about(
+            "Seconds that snapshots in shared memory outlive an agent that was killed, for the next one of its name."
+        ),
+    ] = 60.0
     warm_start: Annotated[
         bool,
         _about(

@@ -25,6 +25,7 @@ from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
 from outlast.agent.hangs import Hangs
 from outlast.agent.judge import Judge
+from outlast.agent.keeper import Keeper
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.place import Place
@@ -123,6 +124,8 @@ class Agent:
         self.seat = Seat(launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted)
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
+        self._keeper = Keeper(place, linger=settings.snapshot_linger, level=settings.log_level)
+        self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
         self._watch: Watch | None = None
         self._limits = Limits.of(settings)
@@ -211,6 +214,7 @@ class Agent:
         if self._zygote is not None:
             self._zygote.close()
         self._witness.close()
+        await self._keeper.close(self._hurry)
         await self._link.close()
         linking.cancel()
         await asyncio.wait({linking})
@@ -241,6 +245,8 @@ class Agent:
         if supervisor.bound() and number is self._signal and now() - before < ONE_SIGNAL:
             return  # whoever signals every process reaches this one twice: the supervisor passes on what it gets
         if self._node.leaving is not Leaving.NO:
+            if not self._hurry.done():
+                self._hurry.set_result(None)
             log.warning("%s again: ending at once", number.name)
             self.abandon(Over(False, f"ended by a second {number.name}"))
             return
@@ -366,9 +372,11 @@ class Agent:
         ranks = range(launch.nproc)
         try:
             self._watch = watch = self._watching()
-            hook = self._settings.step_hook
+            hook, arena = self._settings.step_hook, str(self._keeper.arena)
             environments = [
-                worker_environment(launch, assignment, r, os.environ, board=watch.address(r), step_hook=hook)
+                worker_environment(
+                    launch, assignment, r, os.environ, board=watch.address(r), arena=arena, step_hook=hook
+                )
                 for r in ranks
             ]
             streams = self._logs.open(assignment, environments)
@@ -488,6 +496,8 @@ class Agent:
             self._unwatch()
             self._logs.finish()
             self._release_port()
+            if self._node.state is not State.FINISHED:
+                self._keeper.ended()
             self._feed(Cleared(generation))
             if self._node.state is State.FINISHED:
                 log.log(self._level, "generation %d: every worker here has finished", generation)
@@ -501,6 +511,7 @@ class Agent:
             late=self._late,
             asked=self._asked,
             calibrate=self._measured,
+            rung=self._keeper.look,
             longest=self._longest,
         )
 

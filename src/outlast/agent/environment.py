@@ -11,7 +11,7 @@ from outlast.messages import Assignment
 
 # Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error file and
 # board belong to whoever started the launcher. A worker's error file is named when its logs are opened.
-_WITHHELD = ("OUTLAST_BOARD", "OUTLAST_STEP_HOOK", "OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE")
+_WITHHELD = ("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_STEP_HOOK", "OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE")
 
 
 def worker_environment(
@@ -21,11 +21,12 @@ def worker_environment(
     base: Mapping[str, str],
     *,
     board: str = "",
+    arena: str = "",
     step_hook: bool = True,
 ) -> dict[str, str]:
     """The whole environment of one worker: `base`, the agent's own, and what torchrun adds to it.
 
-    `board`: where this worker says how it is (see `outlast.board`).
+    `board`: where this worker says how it is (see `outlast.board`). `arena`: where its snapshots go.
 
     `TORCHELASTIC_ERROR_FILE` is not in it yet: `JobLogs.open` knows where it lies and adds it.
     Raises ValueError when `--virtual-local-rank` has no device for this worker.
@@ -56,6 +57,8 @@ def worker_environment(
         environment.setdefault("OMP_NUM_THREADS", "1")
     if board:
         environment["OUTLAST_BOARD"] = board
+    if arena:
+        environment["OUTLAST_ARENA"] = arena
     if not step_hook:
         environment["OUTLAST_STEP_HOOK"] = "false"
     if launch.virtual_local_rank:

@@ -71,8 +71,9 @@ def hold(job: str, name: str, *, given: bool) -> Place:
         ground = _ground(descriptor)
         for candidate in [name] if given else _numbered(name):
             digest = hashlib.sha256("\0".join([*ground, job, candidate]).encode(errors="surrogateescape"))
-            if _lock(descriptor, int.from_bytes(digest.digest()[:8], "big") >> 2):
-                place = Place(candidate, digest.hexdigest()[:32], descriptor)
+            key = digest.hexdigest()[:32]
+            if _lock(descriptor, _byte(key)):
+                place = Place(candidate, key, descriptor)
                 descriptor = -1
                 return place
     except OSError as error:
@@ -84,6 +85,25 @@ def hold(job: str, name: str, *, given: bool) -> Place:
         f"node name {name!r} is taken: another agent of job {job} runs under it on this machine; "
         "give this one another --ft-node-name, or none"
     )
+
+
+def taken(key: str) -> bool:
+    """Whether a living agent has the place of this key. Asks only: the place stays as it is."""
+    try:
+        descriptor = _open()
+    except OSError:
+        return False
+    try:
+        request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _byte(key), 1, 0)
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
+        kind: int = struct.unpack(_FLOCK, answer)[0]
+        return kind != fcntl.F_UNLCK
+    finally:
+        os.close(descriptor)
+
+
+def _byte(key: str) -> int:
+    return int(key[:16], 16) >> 2
 
 
 def _not_held(name: str, error: OSError) -> Place:

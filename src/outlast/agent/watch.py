@@ -74,7 +74,8 @@ class Hang:
 class Watch:
     """The board of one generation, and the look at it. Made within a running event loop, just before the workers.
 
-    `late` is called with those who are newly late, `asked` with what a rank asks for, `calibrate` when one wants that.
+    `late` is called with those who are newly late, `asked` with what a rank asks for, `calibrate` when one wants that,
+    `rung` whenever a worker has rung the bell, for whatever else it may have left somewhere.
     """
 
     def __init__(
@@ -85,12 +86,13 @@ class Watch:
         late: Callable[[list[Hang]], None],
         asked: Callable[[int, Request], None],
         calibrate: Callable[[], None],
+        rung: Callable[[], None] = lambda: None,
         longest: Mapping[str, float] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._board = Board(nproc)
         self._limits = limits
-        self._tell_late, self._asked, self._calibrate = late, asked, calibrate
+        self._tell_late, self._asked, self._calibrate, self._heard = late, asked, calibrate, rung
         self._judged = set(range(nproc)) if limits.detection != "off" else set()
         self._numbers = [0] * nproc  # of the newest request of each
         self._calibrations = [0] * nproc
@@ -162,6 +164,7 @@ class Watch:
     def _rung(self) -> None:
         self._board.hush()
         self._look()
+        self._heard()
 
     def _woken(self, due: float) -> None:
         self._timer = None

@@ -12,10 +12,11 @@ COMMANDS = {
     "restart": "restart a running job with the code that is on disk now",
     "diagnose": "say what failed first in a job, and why, from its log directory",
     "replay": "run a journal of a coordinator through its decisions once more",
+    "checkpoints": "list, verify, show and prune the checkpoints of a directory",
     "config": "print the effective settings and where each comes from",
     "token": "print a fresh secret for OUTLAST_TOKEN",
 }
-USAGE = "usage: outlast COMMAND …\n\n" + "".join(f"  {name:8} {what}\n" for name, what in COMMANDS.items())
+USAGE = "usage: outlast COMMAND …\n\n" + "".join(f"  {name:11} {what}\n" for name, what in COMMANDS.items())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

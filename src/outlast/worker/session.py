@@ -202,6 +202,12 @@ class Session:
             self._words[CALIBRATIONS] = self._slot.words[CALIBRATIONS] + 1
             self._slot.ring()
 
+    def ring(self) -> None:
+        """Have the agent look: there is a snapshot of this rank that it should know of."""
+        with self._lock:
+            self._attach()
+            self._slot.ring()
+
     def ending(self) -> None:
         """The script is done, and its process on its way out: that takes its time, too, with all clocks from now on."""
         if self._attached:

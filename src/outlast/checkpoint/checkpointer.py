@@ -1,0 +1,306 @@
+"""`outlast.Checkpointer`: what a training script sees of all this."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from outlast.checkpoint import format as disk
+from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, tickets
+from outlast.checkpoint.background import Background, Keeper, Thread
+from outlast.checkpoint.format import Damaged, Found, Save
+from outlast.checkpoint.layout import Layout, Plan, make_plan
+from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
+from outlast.checkpoint.state import Sources, flatten
+from outlast.worker.session import session
+
+log = logging.getLogger("outlast")
+
+ORIGIN = ".outlast"  # in the directory: an id, so that snapshots in memory know whose they are
+
+
+class Checkpointer:
+    """Saves the state of a training at the speed of memory, and finds the newest good one again.
+
+        ckpt = outlast.Checkpointer("checkpoints/", keep_last=3)
+        state = {"model": model, "optim": optimizer, "epoch": 0}
+        start = ckpt.restore(state)                     # 0 if there is none
+        for step in range(start + 1, steps + 1):
+            ...
+            ckpt.save(step, state, durable=step % 1000 == 0)
+        ckpt.wait()
+
+    All ranks call it alike. Values may be models, optimizers, anything with `state_dict` and `load_state_dict`,
+    tensors, numbers, and dictionaries and lists of these. `every=N` makes all calls of `save` but each Nth step's do
+    nothing, those with `durable=True` apart.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep_last: int = 3,
+        every: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1, not {keep_last}")
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise ValueError(f"every must be a number of steps, not {every!r}")
+        self._directory = Path(path).absolute()
+        self._keep_last, self._every, self._group = keep_last, every, process_group
+        self._sources = Sources()
+        self._plan: Plan | None = None
+        self._layout: Layout | None = None
+        self._origin = ""
+        self._sequence = 0
+        self._newest: Mark | None = None  # the snapshot that must not be overwritten
+        self._furnished: dict[int, tuple[str, list[torch.Tensor | None]]] = {}  # by inode of the slot
+        # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
+        place = os.environ.get(VARIABLE)
+        self._place = Path(place) if place and session.attached else None
+        self._arena: Arena | None = None
+        self._background: Background | None = None
+
+    def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
+        """Take a snapshot: returns when the state may be changed again; whether it was the turn of this step.
+
+        With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
+        the disk takes them, the newest is written and those before it are not.
+        """
+        if self._every is not None and step % self._every and not durable:
+            return False
+        flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
+        if self._plan is None or not self._plan.holds(flat):
+            flat, paths = flatten(self._sources.read(state, verify=True))
+            self._plan = self._agree(flat, paths)
+            self._layout, self._sequence = None, 0
+        self._snapshot(self._plan, step, self._plan.values(flat), durable)
+        return True
+
+    def restore(
+        self, state: Mapping[str, Any], *, step: int | None = None, source: str | os.PathLike[str] | None = None
+    ) -> int:
+        """Load the newest good state, from memory or disk, and return its step; 0, changing nothing, if there is none.
+
+        `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
+        Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
+        """
+        if source is not None:
+            path = Path(source).absolute()
+            if problem := self._load(open_checkpoint(path), state):
+                raise ValueError(problem)
+            return next((each.step for each in disk.found(path.parent) if each.path == path), 0)
+        bad = []
+        for offered, where in self._candidates(step):
+            problem = self._try(where, state)
+            if not problem:
+                return offered
+            bad.append(problem)
+            if self._rank == 0:
+                log.error("%s; trying the one before it", problem)
+        if bad:
+            raise ValueError(f"no checkpoint in {self._directory} is whole: {bad[0]}; remove them to begin anew")
+        if step is not None:
+            there = ", ".join(str(each.step) for each in disk.found(self._directory)) or "none"
+            raise ValueError(f"{self._directory} has no checkpoint of step {step}; there are: {there}")
+        return 0
+
+    def wait(self) -> None:
+        """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
+        outcome = self._background.wait() if self._background is not None else None
+        problems = self._gather(outcome.problem if outcome is not None else "")
+        for problem in problems:
+            if problem:
+                raise OSError(problem)
+
+    def close(self) -> None:
+        """Await what is to be on disk, and let go of the memory."""
+        if self._background is not None:
+            self._background.wait()
+            self._background.close()
+            self._background = None
+        if self._arena is not None:
+            self._furnished.clear()
+            self._arena.close()
+            self._arena = None
+
+    @property
+    def _rank(self) -> int:
+        return dist.get_rank(self._group) if dist.is_available() and dist.is_initialized() else 0
+
+    # -- saving
+
+    def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> Plan:
+        if self._rank == 0:
+            self._origin = _origin(self._directory, make=True)
+        plan = make_plan(flat, paths, self._origin, self._group)
+        self._origin = plan.origin
+        return plan
+
+    def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool) -> None:
+        if self._layout is None:
+            self._layout = self._lay_out(plan, values)
+        while not self._fill(plan, self._layout, step, values, durable):
+            self._layout = self._lay_out(plan, values)  # an object has outgrown its place
+
+    def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
+        layout = Layout(plan, values)
+        self._memory(plan.rank).prepare(layout.size)
+        return layout
+
+    def _fill(self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool) -> bool:
+        keep = self._writer(plan.rank).pending() | ({self._newest} if self._newest is not None else set())
+        with self._memory(plan.rank).take(layout.size, keep) as slot:
+            slot.begin()
+            if not layout.fill(slot, self._places(slot, layout), values):
+                return False
+            ticket = self._ticket(plan, layout, step, durable)
+            slot.seal(ticket)
+        self._newest = ticket.mark
+        self._sequence += 1
+        self._writer(plan.rank).sealed(slot, ticket)
+        return True
+
+    def _ticket(self, plan: Plan, layout: Layout, step: int, durable: bool) -> Ticket:
+        save = Save(
+            run=plan.run,
+            sequence=self._sequence,
+            step=step,
+            generation=int(os.environ.get("OUTLAST_GENERATION", "0")),
+            world=plan.world,
+            job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        )
+        return Ticket(
+            save=save,
+            rank=plan.rank,
+            here=int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self._place is not None else 1,
+            saved_at=time.time(),
+            origin=self._origin,
+            directory=str(self._directory),
+            keep_last=self._keep_last,
+            durable=durable,
+            layout=layout.name,
+            length=layout.length,
+            table=len(layout.table),
+            contents=len(plan.contents),
+            blanks=len(plan.blanks),
+        )
+
+    def _places(self, slot: Slot, layout: Layout) -> list[torch.Tensor | None]:
+        known = self._furnished.get(slot.inode)
+        if known is None or known[0] != layout.name:
+            known = self._furnished[slot.inode] = layout.name, layout.furnish(slot)
+        return known[1]
+
+    def _memory(self, rank: int) -> Arena:
+        if self._arena is None:
+            self._arena = Arena(self._place, rank)
+        return self._arena
+
+    def _writer(self, rank: int) -> Background:
+        if self._background is None:
+            self._background = Thread() if self._place is None else Keeper(self._place, rank, session.ring)
+        return self._background
+
+    # -- restoring
+
+    def _candidates(self, step: int | None) -> list[tuple[int, Mark | Path]]:
+        """What all ranks can load, the best first: the highest step, and of the same step what is in memory."""
+        here = sorted(self._snapshots().items())
+        if self._rank == 0:
+            disk.finish_drafts(self._directory)
+        stored: list[Found] = disk.found(self._directory) if self._rank == 0 else []
+        origin = _origin(self._directory, make=False) if self._rank == 0 else ""
+        offers = self._gather((here, stored, origin))
+        _, stored, origin = offers[0]
+        everywhere = [
+            mark for mark, (_, whose) in here if origin == whose and all(mark in dict(each) for each, _, _ in offers)
+        ]
+        steps = {mark: taken for mark, (taken, _) in here}
+        ranked: list[tuple[int, int, int, Mark | Path]] = [(steps[mark], 1, mark[1], mark) for mark in everywhere]
+        ranked += [(each.step, 0, each.number, each.path) for each in stored]
+        ranked.sort(key=lambda each: each[:3], reverse=True)
+        return [(offered, where) for offered, _, _, where in ranked if step in (None, offered)]
+
+    def _snapshots(self) -> dict[Mark, tuple[int, str]]:
+        """The snapshots of which every shard is in this node's memory: step and origin of each."""
+        by_mark: dict[Mark, dict[int, Ticket]] = {}
+        for _, ticket in self._tickets():
+            by_mark.setdefault(ticket.mark, {})[ticket.rank] = ticket
+        whole = {mark: ranks[0] for mark, ranks in by_mark.items() if 0 in ranks and len(ranks) == ranks[0].save.world}
+        return {mark: (ticket.save.step, ticket.origin) for mark, ticket in whole.items() if ticket.origin}
+
+    def _tickets(self) -> list[tuple[str | Path, Ticket]]:
+        if self._place is not None:
+            return list(tickets(self._place))
+        slots = self._arena.slots() if self._arena is not None else []
+        return [(slot.path, ticket) for slot in slots if (ticket := slot.ticket()) is not None]
+
+    def _try(self, where: Mark | Path, state: Mapping[str, Any]) -> str:
+        """Load it, or say in one line what is wrong with it: the same on all ranks."""
+        if isinstance(where, Path):
+            problem = next(filter(None, self._gather(self._verified(where))), "")
+            return problem or self._load(open_checkpoint(where), state)
+        paths = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
+        problem = self._load(open_snapshot(paths, where), state)
+        if not problem:
+            self._newest = where  # the only one there is: not to be overwritten by the next save
+        return problem
+
+    def _verified(self, path: Path) -> str:
+        """Each rank reads its share of the files."""
+        try:
+            manifest = disk.read_manifest(path)
+            problems = list(disk.check(path, manifest).values())
+        except (OSError, Damaged) as error:
+            return str(error)
+        world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
+        for file in manifest.files[self._rank :: world] if not problems else ():
+            problems += disk.verify_file(path, file)
+        return problems[0] if problems else ""
+
+    def _load(self, opening: AbstractContextManager[Source], state: Mapping[str, Any]) -> str:
+        problem, source = "", None
+        try:
+            source = opening.__enter__()
+        except (OSError, Damaged) as error:
+            problem = str(error)
+        try:
+            problem = next(filter(None, self._gather(problem)), "")
+            if source is not None and not problem:
+                load(source, state, self._group)
+        finally:
+            if source is not None:
+                opening.__exit__(None, None, None)
+        return problem
+
+    def _gather(self, value: Any) -> list[Any]:
+        """What every rank says."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return [value]
+        values: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(values, value, self._group)
+        return values
+
+
+def _origin(directory: Path, *, make: bool) -> str:
+    """The id of a directory; "" if it has none."""
+    path = directory / ORIGIN
+    with suppress(OSError):
+        return path.read_text().strip()
+    if make:
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            disk.write_whole(path, f"{secrets.token_hex(8)}\n".encode())
+            return path.read_text().strip()
+    return ""

@@ -1,0 +1,251 @@
+"""Reads checkpoints and snapshots into the state, through DCP's load planner: on whatever number of ranks.
+
+**Nothing untrusted runs.** DCP's `.metadata` is a pickle. It is read by an unpickler that knows DCP's own classes and
+nothing else; objects are read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import mmap
+import pathlib
+import pickle
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from outlast.checkpoint import format as disk
+from outlast.checkpoint.arena import Mark, Ticket, open_slot
+from outlast.checkpoint.format import Damaged
+from outlast.checkpoint.layout import template
+from outlast.checkpoint.state import Targets
+
+_CLASSES = {
+    (metadata.__name__, name): getattr(metadata, name)
+    for name in (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    )
+} | {
+    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("pathlib", "PosixPath"): pathlib.PurePosixPath,
+    ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _CLASSES:
+            return _CLASSES[module, name]
+        value = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(value, torch.dtype):
+            return value
+        raise Damaged(f"it asks for {module}.{name}, which no metadata of DCP needs")
+
+
+def parse(data: bytes | memoryview, name: str) -> Metadata:
+    """DCP's metadata from its pickle. Raises `Damaged` for anything else, and runs nothing that it asks for."""
+    try:
+        parsed = _Unpickler(io.BytesIO(data)).load()
+    except Damaged as damaged:
+        raise Damaged(f"{name} is refused: {damaged}") from None
+    except Exception as error:  # a damaged pickle may raise anything
+        raise Damaged(f"{name} is damaged ({type(error).__name__}: {error})") from error
+    if not isinstance(parsed, Metadata) or not isinstance(parsed.state_dict_metadata, dict):
+        raise Damaged(f"{name} is damaged: it holds no metadata")
+    return parsed
+
+
+class Source:
+    """A checkpoint or snapshot that is open to be read: its metadata, and its shards by name."""
+
+    def __init__(self, name: str, contents: Metadata, shards: Mapping[str, memoryview]) -> None:
+        self.name = name
+        self.metadata = contents
+        self.shards = shards
+
+
+@contextmanager
+def open_checkpoint(path: Path) -> Iterator[Source]:
+    """A checkpoint on disk, of ours or of DCP's own; mapped, and held so that nobody prunes it meanwhile.
+
+    Raises `Damaged`, OSError.
+    """
+    with ExitStack() as held:
+        manifest = path / disk.MANIFEST
+        if manifest.exists():
+            fcntl.flock(held.enter_context(open(manifest, "rb")), fcntl.LOCK_SH)
+        contents = parse((path / disk.METADATA).read_bytes(), str(path / disk.METADATA))
+        shards = {}
+        for shard in sorted(path.glob(f"*{disk.SHARD}")):
+            with open(shard, "rb") as file:
+                size = shard.stat().st_size
+                shards[shard.name] = memoryview(
+                    mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+                )
+        yield Source(str(path), contents, shards)
+
+
+@contextmanager
+def open_snapshot(paths: Mapping[int, str | Path], mark: Mark) -> Iterator[Source]:
+    """A snapshot in memory, from the slots of all of its ranks. Raises `Damaged` if they are not what they were."""
+    with ExitStack() as held:
+        tables, shards = [], {}
+        contents = blanks = b""
+        for rank in sorted(paths):
+            try:
+                slot = open_slot(paths[rank])
+            except (OSError, ValueError) as error:
+                raise Damaged(f"{paths[rank]}: {error}") from error
+            held.callback(slot.close)
+            ticket: Ticket | None = slot.ticket() if slot.lock(shared=True) else None
+            if ticket is None or ticket.mark != mark:
+                raise Damaged(f"{paths[rank]} has been overwritten")
+            shard, table, text, places = slot.parts(ticket)
+            shards[disk.shard_name(rank)] = shard
+            tables.append(table)
+            if rank == 0:
+                contents, blanks = text, places
+        name = f"the snapshot of step {ticket.save.step}" if paths and ticket else "the snapshot"
+        yield Source(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards)
+
+
+def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
+    """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line."""
+    distributed = dist.is_available() and dist.is_initialized()
+    try:
+        targets = Targets(state, source.metadata)
+        planner = _Planner()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is no process group, and that a mapping is not writable
+            dcp.load(
+                targets.flat,
+                storage_reader=Reader(source),
+                planner=planner,
+                process_group=group,
+                no_dist=not distributed,
+            )
+        targets.flat |= planner.objects
+        targets.write_back()
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise ValueError(f"{source.name} cannot be loaded: {' '.join(str(first).split())}") from error
+    except ValueError as error:
+        raise ValueError(f"{source.name} cannot be loaded: {error}") from error
+
+
+class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
+    """DCP's, which would let objects be unpickled that can do anything."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.objects: dict[str, Any] = {}
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        try:
+            self.objects[name] = torch.load(value, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"{name} is an object that is not loaded from files, because it could run code "
+                f"({str(error).partition('.')[0]}); allow its class with torch.serialization.add_safe_globals"
+            ) from error
+
+
+class Reader(StorageReader):  # type: ignore[misc]
+    """A DCP storage reader over memory."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._storage: dict[Any, Any] = source.metadata.storage_data or {}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self) -> Metadata:
+        return self._source.metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        with torch.no_grad():
+            for item in plan.items:
+                self._read(item, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
+        return True
+
+    def _read(self, item: ReadItem, planner: LoadPlanner) -> None:
+        view = self._bytes(item)
+        if item.type is LoadItemType.BYTE_IO:
+            planner.load_bytes(item, io.BytesIO(view))
+            return
+        tensor = self._tensor(item, view)
+        for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dimension, start, length)
+        target = planner.resolve_tensor(item).detach()
+        if target.size() != tensor.size():
+            raise ValueError(f"{item.dest_index.fqn} has shape {tuple(tensor.size())}, not {tuple(target.size())}")
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+    def _bytes(self, item: ReadItem) -> memoryview:
+        info = self._storage.get(item.storage_index)
+        shard = self._source.shards.get(info.relative_path) if info is not None else None
+        if info is None or shard is None or not 0 <= info.offset <= info.offset + info.length <= len(shard):
+            raise ValueError(f"{item.storage_index.fqn} is not where the metadata says")
+        if getattr(info, "transform_descriptors", None):
+            raise ValueError(f"{item.storage_index.fqn} was written with an extension of DCP, which is not known here")
+        return shard[info.offset : info.offset + info.length]
+
+    def _tensor(self, item: ReadItem, view: memoryview) -> torch.Tensor:
+        """A stored chunk: where it lies, if it looks as we would have written it; else as torch reads it."""
+        index = item.storage_index
+        stored = self._source.metadata.state_dict_metadata[index.fqn]
+        assert isinstance(stored, TensorStorageMetadata)
+        hint = stored.chunks[index.index or 0]
+        chunk = hint if hint.offsets == index.offset else next(c for c in stored.chunks if c.offsets == index.offset)
+        form = template(stored.properties.dtype, chunk.sizes)
+        start = len(form.before)
+        if len(view) != form.length or view[:start] != form.before:
+            tensor: torch.Tensor = torch.load(io.BytesIO(view), map_location="cpu", weights_only=True)
+            return tensor
+        if form.nbytes == 0:
+            return torch.empty(chunk.sizes, dtype=stored.properties.dtype)
+        count = chunk.sizes.numel()
+        return torch.frombuffer(view, dtype=stored.properties.dtype, count=count, offset=start).view(chunk.sizes)

@@ -1,0 +1,268 @@
+"""What the user gives to be saved, as a flat dictionary with DCP's names; and back again.
+
+Models and optimizers go through `torch.distributed.checkpoint.state_dict`, so that the keys are those that users of DCP
+expect: full names of parameters, without what DDP, FSDP or torch.compile put before them. Those functions take a tenth
+of a second for a model of some hundred tensors. So there is a quick way beside them for the common case, which is used
+only as long as it was seen to give the very same keys and the very same memory when the ranks planned together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.distributed.checkpoint import state_dict as dcp
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+Path = tuple[str | int, ...]
+Nested = dict[str, Any]
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with a state: schedulers, samplers, data loaders, scalers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Sources:
+    """Reads the state of what the user gave."""
+
+    def __init__(self) -> None:
+        self._quick: set[str] = set()  # names for which the quick way gives the same
+
+    def read(self, state: Mapping[str, Any], *, verify: bool) -> Nested:
+        """The state as nested dictionaries; tensors are the live ones. `verify`: see whether the quick way is right."""
+        return {name: self._read(name, value, state, verify=verify) for name, value in state.items()}
+
+    def _read(self, name: str, value: Any, state: Mapping[str, Any], *, verify: bool) -> Any:
+        if isinstance(value, torch.nn.Module):
+            if not verify and name in self._quick:
+                return _model(value)
+            return self._compared(name, _model(value), dcp.get_model_state_dict(value))
+        if isinstance(value, torch.optim.Optimizer):
+            model = owner(value, state)
+            if model is None:
+                return value.state_dict()
+            # Of an optimizer that has done nothing yet, DCP's function would make a state, by a step.
+            if not value.state or (not verify and name in self._quick):
+                return _optimizer(value, model)
+            return self._compared(name, _optimizer(value, model), dcp.get_optimizer_state_dict(model, value))
+        return value.state_dict() if isinstance(value, Stateful) else value
+
+    def _compared(self, name: str, quick: Nested, slow: Nested) -> Nested:
+        if _same(flatten(quick)[0], flatten(slow)[0]):
+            self._quick.add(name)
+            return quick
+        self._quick.discard(name)
+        return slow
+
+
+def owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> torch.nn.Module | None:
+    """The model in `state` whose parameters an optimizer has."""
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for value in state.values():
+        if isinstance(value, torch.nn.Module) and wanted <= {id(parameter) for parameter in value.parameters()}:
+            return value
+    return None
+
+
+def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Leaves by full name, as DCP names them, and the way to each.
+
+    Lists are followed if there are tensors or dictionaries in them, as DCP does. A dictionary whose keys are not all
+    texts is one object, so that they stay what they are, unless there are tensors in it.
+
+    >>> flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": 5}]})[0]
+    {'a.b': 1, 'a.c': [1, 2], 'd.0.e': 5}
+    """
+    flat: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+
+    def visit(path: Path, value: Any) -> None:
+        mapping, sequence = _contains(value.__class__)
+        if mapping and value and (_texts(value) or _has_tensors(value)):
+            for key, inner in value.items():
+                visit((*path, str(key)), inner)
+        elif sequence and any(isinstance(each, Mapping) or _has_tensors(each) for each in value):
+            for index, inner in enumerate(value):
+                visit((*path, index), inner)
+        else:
+            name = ".".join(map(str, path))
+            if name in flat:
+                raise ValueError(f"two things in the state are called {name}: rename one")
+            flat[name], paths[name] = value, path
+
+    for key, value in nested.items():
+        visit((str(key),), value)
+    return flat, paths
+
+
+def nest(flat: Mapping[str, Any], paths: Mapping[str, Path]) -> Nested:
+    """The inverse of `flatten`.
+
+    >>> nest({"a.b": 1, "d.0.e": 5}, {"a.b": ("a", "b"), "d.0.e": ("d", 0, "e")})
+    {'a': {'b': 1}, 'd': [{'e': 5}]}
+    """
+    root: Any = {}
+    for name, value in flat.items():
+        path, at = paths[name], root
+        for key, following in pairwise(path):
+            at = _enter(at, key, [] if isinstance(following, int) else {})
+        _enter(at, path[-1], value)
+    result: Nested = root
+    return result
+
+
+def _enter(container: Any, key: str | int, value: Any) -> Any:
+    if isinstance(key, int):
+        while len(container) <= key:
+            container.append(None)
+        if container[key] is None:
+            container[key] = value
+        return container[key]
+    return container.setdefault(key, value)
+
+
+class Targets:
+    """Where a checkpoint is loaded to: tensors that are there already are filled, all else is made anew."""
+
+    def __init__(self, state: Mapping[str, Any], metadata: Metadata) -> None:
+        self._state = state
+        self._names = metadata.state_dict_metadata
+        self._paths: dict[str, Path] = dict(metadata.planner_data or {})
+        self.flat: dict[str, Any] = {}
+        self.paths: dict[str, Path] = {}
+        for name, value in state.items():
+            self._add(name, value)
+
+    def write_back(self) -> None:
+        """Give what was loaded to the objects that it belongs to."""
+        loaded = nest(self.flat, self.paths)
+        for name, value in self._state.items():
+            part = loaded.get(name, {})
+            if isinstance(value, torch.nn.Module):
+                dcp.set_model_state_dict(value, part)
+            elif isinstance(value, torch.optim.Optimizer):
+                _load_optimizer(value, owner(value, self._state), part)
+            elif isinstance(value, Stateful):
+                value.load_state_dict(part)
+            elif isinstance(self._state, MutableMapping):
+                self._state[name] = part
+
+    def _add(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.nn.Module):
+            self._live(name, dcp.get_model_state_dict(value))
+        elif isinstance(value, torch.optim.Optimizer) and (model := owner(value, self._state)) is not None:
+            if any(key.startswith(f"{name}.state.") for key in self._names):
+                self._live(name, dcp.get_optimizer_state_dict(model, value))
+            else:  # it had done nothing yet
+                value.state.clear()
+                self._live(name, _optimizer(value, model))
+        else:
+            self._stored(name, value.state_dict() if isinstance(value, Stateful) else value)
+
+    def _live(self, name: str, nested: Nested) -> None:
+        """What the object has now is what it wants."""
+        flat, paths = flatten({name: nested})
+        missing = [key for key in flat if key not in self._names]
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise ValueError(f"it has no {missing[0]}{more}: the state is not the one that was saved")
+        self.flat |= flat
+        self.paths |= paths
+
+    def _stored(self, name: str, nested: Any) -> None:
+        """What was stored is what the object gets: a sampler knows nothing of what it had when it was saved."""
+        found = {key: path for key in self._names if (path := self._paths.get(key, (key,)))[0] == name}
+        if not found:
+            raise ValueError(
+                f"it has no {name!r}: leave it out of the state to be restored, or out of the next restore"
+            )
+        live = flatten({name: nested})[0]
+        for key, path in found.items():
+            self.flat[key] = _target(self._names[key], live.get(key))
+            self.paths[key] = path
+
+
+def _target(stored: Any, live: Any) -> Any:
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    if isinstance(live, torch.Tensor) and live.shape == stored.size and live.dtype == stored.properties.dtype:
+        return live
+    return torch.empty(stored.size, dtype=stored.properties.dtype)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, part: Nested) -> None:
+    if model is None:  # by numbers, which are texts in DCP's names
+        optimizer.load_state_dict(part | {"state": {int(key): value for key, value in part.get("state", {}).items()}})
+    elif optimizer.state:
+        dcp.set_optimizer_state_dict(model, optimizer, part)
+    else:
+        for group, stored in zip(optimizer.param_groups, part["param_groups"], strict=True):
+            group.update({key: value for key, value in stored.items() if key != "params"})
+
+
+def _model(module: torch.nn.Module) -> Nested:
+    if isinstance(module, DistributedDataParallel):
+        module = module.module
+    return {_plain(name): value for name, value in module.state_dict().items()}
+
+
+def _optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Nested:
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    names = {id(parameter): _plain(name) for name, parameter in model.named_parameters()}
+    groups, state = [], {}
+    for group in optimizer.param_groups:
+        groups.append(group | {"params": [names[id(parameter)] for parameter in group["params"]]})
+        for parameter in group["params"]:
+            if parameter in optimizer.state:
+                state[names[id(parameter)]] = dict(optimizer.state[parameter])
+    return {"state": state, "param_groups": groups}
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(_identical(value, other[key]) for key, value in one.items())
+
+
+def _identical(one: Any, other: Any) -> bool:
+    if isinstance(one, DTensor) and isinstance(other, DTensor):
+        return one.placements == other.placements and _identical(one._local_tensor, other._local_tensor)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        pieces = ((each.data_ptr(), each.shape, each.stride(), each.dtype, each.device) for each in (one, other))
+        return next(pieces) == next(pieces)
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    return type(one) is type(other) and bool(one == other)
+
+
+@lru_cache(maxsize=1024)
+def _contains(kind: type) -> tuple[bool, bool]:
+    """Whether it is a mapping, or a list. Asked thousands of times per save, and isinstance is slow here."""
+    return issubclass(kind, Mapping), issubclass(kind, list)
+
+
+def _texts(value: Mapping[Any, Any]) -> bool:
+    return all(isinstance(key, str) for key in value)
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    inner: Iterable[Any] = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return any(map(_has_tensors, inner))

@@ -1,0 +1,411 @@
+"""`outlast.Checkpointer` in one process: what was saved is restored, by us and by DCP, or it is said why not."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import outlast
+from outlast.checkpoint import arena as arenas
+from outlast.checkpoint import format as disk
+from outlast.checkpoint.checkpointer import Checkpointer
+from outlast.checkpoint.format import Damaged
+from outlast.checkpoint.layout import Unsavable, template
+from outlast.checkpoint.reader import parse
+from outlast.checkpoint.state import flatten, nest
+
+
+@pytest.fixture
+def checkpointer(tmp_path: Path) -> Iterator[Callable[..., Checkpointer]]:
+    made = []
+
+    def make(**options: Any) -> Checkpointer:
+        made.append(Checkpointer(tmp_path / "ck", **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def training(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 4])
+    return {"model": model, "optim": optimizer, "schedule": schedule, "epoch": seed, "loss": torch.rand(())}
+
+
+def step(state: dict[str, Any]) -> None:
+    state["model"](torch.randn(4, 7)).square().mean().backward()
+    state["optim"].step()
+    state["optim"].zero_grad()
+    state["schedule"].step()
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in state.items()}
+
+
+def load_with_dcp(state: dict[str, Any], path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=str(path))
+
+
+def save_with_dcp(state: dict[str, Any], path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=str(path))
+
+
+def test_a_training_goes_on_as_if_nothing_had_been(checkpointer: Callable[..., Checkpointer]) -> None:
+    state, saver = training(0), checkpointer()
+    assert saver.restore(state) == 0
+    for number in range(1, 4):
+        step(state)
+        saver.save(number, state, durable=number == 3)
+    saver.wait()
+    again = training(5)
+    assert checkpointer().restore(again) == 3
+    assert same(plain(again), plain(state))
+    for each in (state, again):
+        torch.manual_seed(9)
+        step(each)
+    assert same(plain(again), plain(state))
+
+
+def test_what_is_in_memory_is_restored_where_nothing_is_on_disk(checkpointer: Callable[..., Checkpointer]) -> None:
+    state, saver = training(0), checkpointer()
+    step(state)
+    saver.save(1, state)
+    kept = {key: value.clone() for key, value in state["model"].state_dict().items()}
+    step(state)
+    assert saver.restore(state) == 1
+    assert same(dict(state["model"].state_dict()), kept)
+
+
+def test_an_optimizer_that_has_done_nothing_is_saved_and_restored_as_that(
+    checkpointer: Callable[..., Checkpointer],
+) -> None:
+    state, saver = training(0), checkpointer()
+    saver.save(1, state, durable=True)
+    assert not state["optim"].state, "saving made a step"
+    saver.wait()
+    again = training(3)
+    step(again)
+    assert checkpointer().restore(again) == 1
+    assert same(plain(again), plain(state))
+
+
+def test_an_optimizer_without_its_model_keeps_its_numbers(checkpointer: Callable[..., Checkpointer]) -> None:
+    state, saver = training(0), checkpointer()
+    step(state)
+    saver.save(1, {"optim": state["optim"]}, durable=True)
+    saver.wait()
+    again = training(2)
+    assert checkpointer().restore({"optim": again["optim"]}) == 1
+    assert same(again["optim"].state_dict(), state["optim"].state_dict())
+
+
+ODD = {
+    "empty": torch.empty(0, 3),
+    "scalar": torch.tensor(2.5),
+    "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+    "columns": torch.arange(48.0).view(6, 8).t(),
+    "every other": torch.arange(10)[::2],
+    "expanded": torch.ones(1).expand(4, 3),
+    "bfloat16": torch.randn(5, 3).bfloat16(),
+    "half": torch.randn(3).half(),
+    "bool": torch.tensor([True, False, True]),
+    "complex": torch.randn(3, dtype=torch.complex64),
+    "bytes": torch.arange(256, dtype=torch.uint8),
+    "float8": torch.randn(8).to(torch.float8_e4m3fn),
+    "with a gradient": torch.randn(3, requires_grad=True),
+    "list": [torch.ones(2), {"x": torch.zeros(1)}, 5],
+    "nested": {"a": {"b": {"c": (1, 2.5, None)}}, "nothing": {}, "empty list": []},
+    "numbers": {1: "one", 2: "two"},
+    "text": "ä\n",
+    "none": None,
+    "large": 2**70,
+}
+
+
+def test_whatever_is_in_a_state_comes_back_as_it_was(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
+    saver = checkpointer()
+    saver.save(1, ODD, durable=True)
+    saver.wait()
+    again: dict[str, Any] = dict.fromkeys(ODD)
+    assert checkpointer().restore(again) == 1
+    for key, value in ODD.items():
+        back = again[key]
+        if key == "float8":
+            value, back = value.view(torch.uint8), back.view(torch.uint8)  # type: ignore[attr-defined]
+        assert same(value, back), key
+    assert disk.verify(tmp_path / "ck" / "step-00000001") == []
+
+
+def test_ten_thousand_tiny_tensors(checkpointer: Callable[..., Checkpointer]) -> None:
+    state = {"all": {f"t{number}": torch.full((3,), float(number)) for number in range(10_000)}}
+    saver = checkpointer()
+    saver.save(1, state, durable=True)
+    saver.save(2, state)
+    saver.wait()
+    again: dict[str, Any] = {"all": None}
+    assert checkpointer().restore(again) == 1
+    assert same(again, state)
+
+
+def test_tied_tensors_stay_tied(checkpointer: Callable[..., Checkpointer]) -> None:
+    def tied(value: float) -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        nn.init.constant_(model[0].weight, value)
+        return model
+
+    model, again, saver = tied(3), tied(4), checkpointer()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    saver.save(1, {"model": model, "optim": optimizer}, durable=True)
+    saver.wait()
+    restored = torch.optim.Adam(again.parameters())
+    assert checkpointer().restore({"model": again, "optim": restored}) == 1
+    assert again[1].weight is again[0].weight
+    assert same(dict(again.state_dict()), dict(model.state_dict()))
+    assert same(restored.state_dict(), optimizer.state_dict())
+
+
+def test_dcp_reads_ours_without_outlast(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
+    state, saver = training(0), checkpointer()
+    step(state)
+    saver.save(4, state, durable=True)
+    saver.wait()
+    path = tmp_path / "ck" / "step-00000004"
+    into = {"model": training(8)["model"].state_dict(), "epoch": None, "loss": torch.zeros(())}
+    load_with_dcp(into, path)
+    assert same(dict(into["model"]), dict(state["model"].state_dict()))
+    assert (into["epoch"], into["loss"]) == (state["epoch"], state["loss"])
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_to_torch_save(path, tmp_path / "one.pt")
+    one = torch.load(tmp_path / "one.pt", weights_only=True)
+    assert same(dict(one["model"]), dict(state["model"].state_dict()))
+
+
+def test_we_read_what_dcp_wrote(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    state = training(0)
+    step(state)
+    model, optimizer = get_state_dict(state["model"], state["optim"])
+    save_with_dcp({"model": model, "optim": optimizer, "epoch": 12}, tmp_path / "theirs")
+    again = training(3)
+    into = {key: again[key] for key in ("model", "optim", "epoch")}
+    assert checkpointer().restore(into, source=tmp_path / "theirs") == 0
+    assert into["epoch"] == 12
+    assert same(again["model"].state_dict(), state["model"].state_dict())
+    assert same(again["optim"].state_dict(), state["optim"].state_dict())
+
+
+def test_a_state_that_grows_and_changes_is_laid_out_anew(checkpointer: Callable[..., Checkpointer]) -> None:
+    saver = checkpointer()
+    state: dict[str, Any] = {"w": torch.ones(3), "history": [0.5]}
+    for number in range(1, 60):
+        state["history"].append(random.Random(number).random())
+        if number == 20:
+            state["w"] = torch.ones(5000)
+        if number == 40:
+            state["new"] = torch.zeros(2)
+        saver.save(number, state)
+        back: dict[str, Any] = dict.fromkeys(state)
+        assert saver.restore(back) == number
+        assert same(back, state)
+
+
+def test_a_model_whose_memory_was_exchanged_is_saved_as_it_is_now(checkpointer: Callable[..., Checkpointer]) -> None:
+    model, saver = nn.Linear(3, 3), checkpointer()
+    saver.save(1, {"model": model})
+    model.weight.data = torch.full((3, 3), 8.0)
+    saver.save(2, {"model": model})
+    again = nn.Linear(3, 3)
+    assert saver.restore({"model": again}) == 2
+    assert torch.equal(again.weight, torch.full((3, 3), 8.0))
+
+
+def test_only_each_nth_step_is_saved_unless_it_is_to_be_durable(checkpointer: Callable[..., Checkpointer]) -> None:
+    saver, state = checkpointer(every=10), {"x": torch.ones(1)}
+    assert [number for number in range(1, 31) if saver.save(number, state)] == [10, 20, 30]
+    assert saver.save(31, state, durable=True)
+    saver.wait()
+
+
+def saved(checkpointer: Callable[..., Checkpointer], *steps: int) -> None:
+    saver = checkpointer()
+    for number in steps:
+        saver.save(number, {"x": torch.full((100,), float(number))}, durable=True)
+        saver.wait()
+
+
+def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(checkpointer, 1, 2, 3)
+    for number in (2, 3):
+        with open(tmp_path / "ck" / disk.final_name(number) / "__0_0.distcp", "r+b") as file:
+            file.seek(800)
+            file.write(b"\xff")
+    state: dict[str, Any] = {"x": None}
+    assert checkpointer().restore(state) == 1
+    assert torch.equal(state["x"], torch.ones(100))
+    said = [record.getMessage() for record in caplog.records if record.name == "outlast"]
+    assert [line.count("is damaged in chunk 0") for line in said] == [1, 1]
+    assert len(disk.found(tmp_path / "ck")) == 3
+    with open(tmp_path / "ck" / disk.final_name(1) / "__0_0.distcp", "r+b") as file:
+        file.write(b"\xff")
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: .*remove them to begin anew"):
+        checkpointer().restore(state)
+
+
+def test_a_given_step_is_restored_or_said_to_be_missing(checkpointer: Callable[..., Checkpointer]) -> None:
+    saved(checkpointer, 1, 2)
+    state: dict[str, Any] = {"x": None}
+    assert checkpointer().restore(state, step=1) == 1
+    assert state["x"][0] == 1
+    with pytest.raises(ValueError, match="has no checkpoint of step 7; there are: 2, 1"):
+        checkpointer().restore(state, step=7)
+
+
+def test_memory_of_a_directory_that_was_removed_is_not_of_this_one(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    import shutil
+
+    saver = checkpointer()
+    saver.save(1, {"x": torch.ones(1)})
+    shutil.rmtree(tmp_path / "ck")
+    assert saver.restore({"x": torch.ones(1)}) == 0
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_malicious_metadata_runs_nothing(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
+    saved(checkpointer, 1)
+    (path,) = (tmp_path / "ck").glob("step-*")
+    for text in (
+        pickle.dumps(Evil(tmp_path / "evil")),
+        b"cos\nmkdir\n(S'" + str(tmp_path / "evil").encode() + b"'\ntR.",
+    ):
+        with pytest.raises(Damaged, match=r"is refused: it asks for (os|posix).mkdir"):
+            parse(text, "x")
+        (path / ".metadata").write_bytes(text)
+        with pytest.raises(ValueError, match="is refused"):
+            checkpointer().restore({"x": None}, source=path)
+    for text in (b"", b"\x80", pickle.dumps(5), os.urandom(100)):
+        with pytest.raises(Damaged, match="is damaged"):
+            parse(text, "x")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_malicious_object_is_not_unpickled(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
+    saver = checkpointer()
+    saver.save(1, {"x": Evil(tmp_path / "evil")}, durable=True)
+    saver.wait()
+    with pytest.raises(ValueError, match=r"x is an object that is not loaded from files.*add_safe_globals"):
+        checkpointer().restore({"x": None})
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_state_that_does_not_fit_is_one_line(checkpointer: Callable[..., Checkpointer]) -> None:
+    saver = checkpointer()
+    saver.save(1, {"model": nn.Linear(2, 2), "epoch": 1}, durable=True)
+    saver.wait()
+    for state, why in (
+        ({"model": nn.Linear(2, 3)}, "Size mismatch"),
+        ({"model": nn.Sequential(nn.Linear(2, 2))}, "it has no model.0.weight"),
+        ({"other": None}, "it has no 'other'"),
+    ):
+        with pytest.raises(ValueError, match=why) as caught:
+            checkpointer().restore(state)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_saved_is_named(checkpointer: Callable[..., Checkpointer]) -> None:
+    for value, why in (
+        (torch.ones(3).to_sparse(), "x.y is a sparse or quantized tensor"),
+        (lambda: 1, "x.y cannot be pickled"),
+    ):
+        with pytest.raises(Unsavable, match=why):
+            checkpointer().save(1, {"x": {"y": value}})
+    with pytest.raises(ValueError, match=r"two things in the state are called a.b"):
+        checkpointer().save(1, {"a": {"b": 1}, "a.b": 2})
+
+
+@pytest.mark.parametrize("options", [{"keep_last": 0}, {"every": 0}, {"every": 1.5}, {"every": "auto"}])
+def test_bad_options_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        outlast.Checkpointer(tmp_path, **options)
+
+
+def test_a_disk_that_fails_is_said_by_wait(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
+    (tmp_path / "ck").write_text("in the way")
+    saver = checkpointer()
+    saver.save(1, {"x": torch.ones(2)}, durable=True)
+    with pytest.raises(OSError, match="step 1 is not on disk: "):
+        saver.wait()
+
+
+def test_too_little_memory_is_said_before_training_goes_on(
+    checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arenas, "_room", lambda _: 1 << 20)
+    with pytest.raises(arenas.NoRoom, match="snapshots of rank 0 need 4 MiB of memory"):
+        checkpointer().save(1, {"x": torch.zeros(2 << 20, dtype=torch.uint8)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 4), (130, 130), (17, 5, 3, 2), (100_000,)])
+def test_a_template_is_what_torch_saves(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    form = template(dtype, tensor.shape)
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    assert torch.equal(torch.load(io.BytesIO(form.before + data + form.after), weights_only=True), tensor)
+    assert torch.serialization.get_crc32_options()
+
+
+def test_flat_and_nested_are_the_same() -> None:
+    for nested in (ODD, {"a": [[{"b": 1}], [torch.ones(1)]]}, plain(training(0))):
+        flat, paths = flatten(nested)
+        back = nest(flat, paths)
+        assert same(
+            {k: v for k, v in back.items() if k != "float8"}, {str(k): v for k, v in nested.items() if k != "float8"}
+        )
