@@ -217,7 +217,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         msgspec.Meta(ge=0, le=10**6),
         _about("The same failure this many times without a step of progress ends the job; 0: never."),
-    ] = 5
+    ] = 10
     exclude_for: Annotated[
         Seconds, _about("Seconds that a faulty node is left out before it is tried again; each time for twice as long.")
     ] = 1800.0
