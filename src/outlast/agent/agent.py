@@ -407,7 +407,7 @@ class Agent:
 
         zygote = self._zygote
         if zygote is None:
-            hooked = commands[0][:2] == (sys.executable, "-u")
+            hooked = self._settings.step_hook and commands[0][:2] == (sys.executable, "-u")
             cold = partial(startup, purpose="hook -1") if hooked else dict
             return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold)
         return WorkerGroup.start(
