@@ -120,13 +120,14 @@ def _rules(
         unit, least, most = 1, 1, 2
     if nodes is not None:
         least, most = nodes
+    restarts = random.randint(0, 3)
     return Rules(
         job="job",
         entrypoint="train.py",
         min_nodes=least,
         max_nodes=most,
         node_unit=unit,
-        max_restarts=random.randint(0, 3),
+        max_restarts=restarts,
         infra_ranks=random.random() < 0.5,
         last_call=timeout * random.choice((0.0, 0.3, 1.0)),
         pend_timeout=timeout * random.uniform(3, 12),
@@ -134,7 +135,7 @@ def _rules(
         node_timeout=timeout,
         restart_grace=timeout * random.choice((0.0, 0.1, 0.6)),
         tie_break=tie,
-        failover=True,
+        failover=restarts == 3,
         exclude_for=timeout,
         eviction_limit=2,
     )
