@@ -8,6 +8,7 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from outlast.data.accumulation import Accumulation
     from outlast.data.batch import BatchPlan
     from outlast.data.iterable import ElasticIterable
     from outlast.data.loader import ElasticLoader
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Accumulation",
     "BatchPlan",
     "ElasticIterable",
     "ElasticLoader",
@@ -53,6 +55,7 @@ __all__ = [
 
 # Where the names are that are not of the session.
 _ROOMS = {
+    "Accumulation": "outlast.data.accumulation",
     "BatchPlan": "outlast.data.batch",
     "ElasticIterable": "outlast.data.iterable",
     "ElasticLoader": "outlast.data.loader",
