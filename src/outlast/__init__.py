@@ -9,6 +9,7 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from outlast.checkpoint.checkpointer import Checkpointer
+    from outlast.data.accumulation import Accumulation
     from outlast.data.batch import BatchPlan
     from outlast.data.iterable import ElasticIterable
     from outlast.data.loader import ElasticLoader
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Accumulation",
     "BatchPlan",
     "Checkpointer",
     "ElasticIterable",
@@ -62,6 +64,7 @@ __all__ = [
 
 # Where the names are that are not of the session.
 _ROOMS = {
+    "Accumulation": "outlast.data.accumulation",
     "BatchPlan": "outlast.data.batch",
     "Checkpointer": "outlast.checkpoint.checkpointer",
     "ElasticIterable": "outlast.data.iterable",
