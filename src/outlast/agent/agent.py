@@ -496,11 +496,11 @@ class Agent:
             self._unwatch()
             self._logs.finish()
             self._release_port()
-            if self._node.state is not State.FINISHED:
-                self._keeper.ended()
             self._feed(Cleared(generation))
             if self._node.state is State.FINISHED:
                 log.log(self._level, "generation %d: every worker here has finished", generation)
+            else:
+                self._keeper.ended()
 
     # -- what the board says
 

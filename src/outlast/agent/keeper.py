@@ -89,6 +89,7 @@ class Keeper:
 
     def _start(self) -> bool:
         self._born = self._loop.time()
+        self._gone.clear()
         try:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0

@@ -12,8 +12,10 @@ keeper that was killed, and the next one begins by looking at what is there and 
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import select
 import shutil
 import signal
 import sys
@@ -33,6 +35,7 @@ from outlast.checkpoint.persist import Outcome, persist
 log = logging.getLogger("keeper")
 
 LOOK, ENDED, OVER = b"look", b"ended", b"over"
+DOOR = "door"  # in the arena, where a keeper waits for the next one
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,15 @@ class Keeper:
         self._persist(there[0])
 
     def _persist(self, snapshot: Snapshot) -> None:
-        self._tell(
-            persist(snapshot.paths, snapshot.mark)
-            or Outcome(snapshot.mark, snapshot.ticket.save.step, superseded=True)  # overwritten under our eyes
-        )
+        # One keeper at a time: that of an agent that has died may be at it, and two must not write the same file.
+        turn = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            outcome = persist(snapshot.paths, snapshot.mark)
+        finally:
+            os.close(turn)
+        # None: overwritten under our eyes, by a newer one.
+        self._tell(outcome or Outcome(snapshot.mark, snapshot.ticket.save.step, superseded=True))
 
     def _tell(self, outcome: Outcome) -> None:
         self._done.add(outcome.mark)
@@ -116,10 +124,34 @@ def commands(stream: int) -> Iterator[bytes]:
 
 
 def linger(directory: Path, key: str, seconds: float) -> None:
-    """Leave the memory to the next agent of this place; remove it if there is none in time, or when told to."""
-    signal.sigtimedwait({signal.SIGTERM}, seconds)
+    """Leave the memory to the next agent of this place; remove it if there is none in time, or when told to (SIGTERM).
+
+    The next one's keeper rings at the door. An agent that takes no snapshots has none, so the place is looked at, too.
+    """
+    door = directory / DOOR
+    with suppress(OSError):
+        door.unlink(missing_ok=True)
+        os.mkfifo(door, 0o600)
+        opened = os.open(door, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        told, tell_us = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(tell_us)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        rung, _, _ = select.select([opened, told], [], [], seconds)
+        if opened in rung:
+            return
     if not (key and taken(key)):
         remove(directory)
+
+
+def relieve(directory: Path) -> None:
+    """Let the keeper of an agent that has died go, if it is still there."""
+    with suppress(OSError):
+        door = os.open(directory / DOOR, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(door, b"!")
+        finally:
+            os.close(door)
 
 
 def remove(directory: Path) -> None:
@@ -134,6 +166,7 @@ def main(directory: Path, key: str, seconds: float, level: str) -> None:
     """Keep until the job is over, or the agent has gone and nobody has come after it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
     logs.configure(level, "keeper")
+    relieve(directory)
     keeper = Keeper(directory)
     keeper.look()
     for command in commands(sys.stdin.fileno()):

@@ -95,6 +95,8 @@ def main() -> None:
         train(state, step)
         checkpointer.save(step, state, durable=bool(args.durable) and step % args.durable == 0)
         after = digest(state)
+        if dist.is_initialized():
+            dist.barrier()  # now all ranks have saved it, and the tests may count on it
         if rank == 0:
             print(f"step {step} {after}", flush=True)
             if step == args.kill_at and os.environ.get("OUTLAST_GENERATION") == "1":
