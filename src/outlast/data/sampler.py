@@ -23,7 +23,7 @@ from outlast.data.position import Course, Position
 Tail = Literal["mask", "drop", "pad"]
 TAILS = ("mask", "drop", "pad")
 
-_AT_ONCE = 1 << 15  # samples that are looked up together
+_AT_ONCE = 1 << 15  # samples that are looked up together, at most; and at least half as many
 
 
 class ElasticSampler(Sampler[int]):  # type: ignore[misc]
@@ -210,7 +210,7 @@ class ElasticSampler(Sampler[int]):  # type: ignore[misc]
         for positions in self._runs(start.samples):
             gathered.append(positions)
             size += len(positions)
-            if size >= _AT_ONCE:
+            if size >= _AT_ONCE // 2:
                 yield self._look_up(order, gathered), self._cuts(gathered)
                 gathered, size = [], 0
         if gathered:
