@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from checkpoints.saves import PIECES, checkpointer
 from hosts import SHM
 from jobs import free_port, job
 from outlast.checkpoint import format as disk
@@ -101,6 +106,29 @@ def test_the_next_agent_of_a_place_goes_on_from_the_memory_of_the_killed_one(
         again = train(tmp_path, *flags, args=["--kind=ddp", "--steps=4"])
         assert finished(again) == {3: truth[3], 4: truth[4]}
         assert await_exit(run.tree(), LONG) == []  # the old keeper did not wait any longer
+
+
+def test_kills_at_random_instants_never_lose_a_snapshot_nor_mix_two(tmp_path: Path, kills: int) -> None:
+    chance = random.Random(3)
+    directory, arena = tmp_path / "ck", tmp_path / "arena"
+    command = [python(), TRAIN.with_name("saves.py"), directory, arena]
+    with Process(command, stdin=subprocess.PIPE) as nursery:
+        nursery.wait_for("ready", LONG)
+        assert nursery.stdin is not None
+        for _ in range(kills):
+            nursery.stdin.write(b"go\n")
+            nursery.stdin.flush()
+            victim = int(nursery.wait_for(r"saved \d+ by (\d+)", LONG)[1])
+            threading.Event().wait(chance.random() * 0.02)
+            os.kill(victim, signal.SIGKILL)
+            nursery.wait_for("gone")
+            said = int(re.findall(r"saved (\d+) by", nursery.output)[-1])
+            found: dict[str, Any] = {"w": None, "step": None}
+            step = checkpointer(directory, arena).restore(found)
+            assert step in (said, said + 1)  # it may have been killed before it could say so
+            assert found["step"] == step
+            assert all(bool((piece == step).all()) for piece in found["w"].values())
+            assert len(found["w"]) == PIECES
 
 
 def test_sigterm_leaves_the_newest_state_on_disk(tmp_path: Path) -> None:

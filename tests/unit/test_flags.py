@@ -86,6 +86,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         "--ft-events",
         *("--ft-tie-break", "--ft-tie_break"),
         *("--ft-restart-grace", "--ft-restart_grace"),
+        *("--ft-snapshot-linger", "--ft-snapshot_linger"),
         *("--ft-supervise", "--supervise"),
         *("--ft-warm-start", "--ft-warm_start", "--warm-start", "--warm_start"),
         *("--ft-warm-preload", "--ft-warm_preload", "--warm-preload", "--warm_preload"),

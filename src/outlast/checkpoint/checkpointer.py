@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
 from outlast.checkpoint.format import Damaged, Found, Save
-from outlast.checkpoint.layout import Layout, Plan, make_plan
+from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
 from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
 from outlast.checkpoint.state import Sources, flatten
 from outlast.worker.session import session
@@ -64,7 +64,7 @@ class Checkpointer:
         self._origin = ""
         self._sequence = 0
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
-        self._furnished: dict[int, tuple[str, list[torch.Tensor | None]]] = {}  # by inode of the slot
+        self._furnished: dict[int, Furnished] = {}  # by inode of the slot
         # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
         place = os.environ.get(VARIABLE)
         self._place = Path(place) if place and session.attached else None
@@ -130,7 +130,7 @@ class Checkpointer:
             self._background.close()
             self._background = None
         if self._arena is not None:
-            self._furnished.clear()
+            self._forget(list(self._furnished))
             self._arena.close()
             self._arena = None
 
@@ -198,9 +198,16 @@ class Checkpointer:
 
     def _places(self, slot: Slot, layout: Layout) -> list[torch.Tensor | None]:
         known = self._furnished.get(slot.inode)
-        if known is None or known[0] != layout.name:
-            known = self._furnished[slot.inode] = layout.name, layout.furnish(slot)
-        return known[1]
+        if known is None or known.layout != layout.name:
+            there = {each.inode for each in self._memory(layout.plan.rank).slots()}
+            self._forget(self._furnished.keys() - there | {slot.inode})
+            known = self._furnished[slot.inode] = layout.furnish(slot)
+        return known.places
+
+    def _forget(self, inodes: Collection[int]) -> None:
+        for inode in inodes:
+            if inode in self._furnished:
+                self._furnished.pop(inode).release()
 
     def _memory(self, rank: int) -> Arena:
         if self._arena is None:

@@ -13,7 +13,7 @@ import pathlib
 import pickle
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from torch.futures import Future
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Mark, Ticket, open_slot
 from outlast.checkpoint.format import Damaged
-from outlast.checkpoint.layout import template
+from outlast.checkpoint.layout import LARGE, template
 from outlast.checkpoint.state import Targets
 
 _CLASSES = {
@@ -83,10 +83,17 @@ def parse(data: bytes | memoryview, name: str) -> Metadata:
 class Source:
     """A checkpoint or snapshot that is open to be read: its metadata, and its shards by name."""
 
-    def __init__(self, name: str, contents: Metadata, shards: Mapping[str, memoryview]) -> None:
+    def __init__(
+        self,
+        name: str,
+        contents: Metadata,
+        shards: Mapping[str, memoryview],
+        expect: Mapping[str, Callable[[int, int], None]] | None = None,
+    ) -> None:
         self.name = name
         self.metadata = contents
         self.shards = shards
+        self.expect = expect or {}  # by shard: to be told of a large part that is about to be read
 
 
 @contextmanager
@@ -114,7 +121,7 @@ def open_checkpoint(path: Path) -> Iterator[Source]:
 def open_snapshot(paths: Mapping[int, str | Path], mark: Mark) -> Iterator[Source]:
     """A snapshot in memory, from the slots of all of its ranks. Raises `Damaged` if they are not what they were."""
     with ExitStack() as held:
-        tables, shards = [], {}
+        tables, shards, expect = [], {}, {}
         contents = blanks = b""
         for rank in sorted(paths):
             try:
@@ -127,11 +134,12 @@ def open_snapshot(paths: Mapping[int, str | Path], mark: Mark) -> Iterator[Sourc
                 raise Damaged(f"{paths[rank]} has been overwritten")
             shard, table, text, places = slot.parts(ticket)
             shards[disk.shard_name(rank)] = shard
+            expect[disk.shard_name(rank)] = slot.expect_reading
             tables.append(table)
             if rank == 0:
                 contents, blanks = text, places
         name = f"the snapshot of step {ticket.save.step}" if paths and ticket else "the snapshot"
-        yield Source(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards)
+        yield Source(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards, expect)
 
 
 def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
@@ -231,6 +239,8 @@ class Reader(StorageReader):  # type: ignore[misc]
             raise ValueError(f"{item.storage_index.fqn} is not where the metadata says")
         if getattr(info, "transform_descriptors", None):
             raise ValueError(f"{item.storage_index.fqn} was written with an extension of DCP, which is not known here")
+        if info.length >= LARGE and info.relative_path in self._source.expect:
+            self._source.expect[info.relative_path](info.offset, info.length)
         return shard[info.offset : info.offset + info.length]
 
     def _tensor(self, item: ReadItem, view: memoryview) -> torch.Tensor:
