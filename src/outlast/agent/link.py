@@ -277,15 +277,18 @@ async def connect(
     loop = asyncio.get_running_loop()
     if token is None:
         # Whether somebody is there at all makes the difference between "too early" and "somebody else's".
-        knocking = loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
-        transport, _ = await asyncio.wait_for(knocking, HANDSHAKE_TIMEOUT)
-        transport.abort()
+        (await asyncio.wait_for(_dial(endpoint), HANDSHAKE_TIMEOUT)).close()
         raise NoToken("this user has no token for it")
     name = endpoint.host if tls is not None else None
-    opening = loop.create_connection(
-        lambda: Connection(token, receive), endpoint.host, endpoint.port, ssl=tls, server_hostname=name
-    )
-    _, connection = await asyncio.wait_for(opening, HANDSHAKE_TIMEOUT)
+    dialled = await asyncio.wait_for(_dial(endpoint), HANDSHAKE_TIMEOUT)
+    try:
+        opening = loop.create_connection(
+            lambda: Connection(token, receive), sock=dialled, ssl=tls, server_hostname=name
+        )
+        _, connection = await asyncio.wait_for(opening, HANDSHAKE_TIMEOUT)
+    except BaseException:
+        dialled.close()
+        raise
     try:
         await asyncio.wait_for(asyncio.shield(connection.ready), HANDSHAKE_TIMEOUT)
     except asyncio.TimeoutError:
@@ -297,6 +300,34 @@ async def connect(
         connection.abort()
         raise
     return connection
+
+
+async def _dial(endpoint: Endpoint) -> socket.socket:
+    """A plain connection. Raises OSError.
+
+    On a machine where nobody listens, the kernel may give a connection the very port that it goes to. It is then
+    connected with itself: nobody is there, and what it hears is its own words.
+    """
+    loop = asyncio.get_running_loop()
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(
+        endpoint.host, endpoint.port, type=socket.SOCK_STREAM
+    ):
+        dialled = socket.socket(family, kind, protocol)
+        try:
+            dialled.setblocking(False)
+            await loop.sock_connect(dialled, address)
+            if dialled.getsockname() == dialled.getpeername():
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        except OSError as error:
+            dialled.close()
+            failed = failed or error
+        except BaseException:
+            dialled.close()
+            raise
+        else:
+            return dialled
+    raise failed or OSError(errno.EADDRNOTAVAIL, f"{endpoint.host} has no address")
 
 
 def why_not(
