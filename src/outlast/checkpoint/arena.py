@@ -254,7 +254,7 @@ class Arena:
             unused = [number for number in range(MOST) if number not in self._slots]
             try:
                 if unused:
-                    self._require(size, 1)
+                    self._require(size, 1 + sum(1 for each in self._slots.values() if len(each.data) >= size))
                     slot = self._slots[unused[0]] = self._create(unused[0], size)
                     slot.lock()
                     return slot

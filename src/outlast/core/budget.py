@@ -152,11 +152,10 @@ def root_first(failures: Sequence[Failure]) -> list[Failure]:
     if len(failures) < 2:
         return list(failures)
     by_time = sorted(failures, key=lambda failure: failure.clock)
-    # Of ranks that hang, the first whose clock ran out is not the cause: the one that they wait for is.
-    root = min(
-        by_time,
-        key=lambda failure: (not failure.culprit, failure.cause is not None and failure.cause.role == "cascade"),
-    )
+    if by_time[0].hung:
+        # Of ranks that hang, the first whose clock ran out is not the cause: the one that they wait for is.
+        by_time.sort(key=lambda failure: not failure.culprit)
+    root = min(by_time, key=lambda failure: failure.cause is not None and failure.cause.role == "cascade")
     return [root, *(each for each in by_time if each is not root)]
 
 

@@ -936,8 +936,10 @@ class Job:
             before = known.get((failure.rank, failure.pid))
             if before is None or before.pending:
                 known[failure.rank, failure.pid] = failure
-        found = sorted(known.values(), key=lambda failure: not failure.culprit)
-        self._failures = found[:FAILURES_KEPT]
+        self._failures = list(known.values())
+        if self._failures and self._failures[0].hung:
+            self._failures.sort(key=lambda failure: not failure.culprit)  # it must not be the one that is cut off
+        del self._failures[FAILURES_KEPT:]
         if self.phase is Phase.RUNNING and failures:
             self._stop(_what(failures[0]))
 
