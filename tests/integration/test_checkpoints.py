@@ -16,7 +16,7 @@ import pytest
 
 from checkpoints.saves import PIECES, checkpointer
 from hosts import SHM
-from jobs import free_port, job
+from jobs import free_port, job, node
 from outlast.checkpoint import format as disk
 from processes import Process, await_exit, python
 
@@ -80,6 +80,21 @@ def test_a_job_goes_on_from_disk_on_another_number_of_ranks(tmp_path: Path, trut
     assert finished(two) == {step: truth[step] for step in (6, 7, 8)}
     assert [each.step for each in disk.found(tmp_path)] == [8, 6]  # keep_last=2
     assert all(disk.verify(each.path) == [] for each in disk.found(tmp_path))
+
+
+def test_nodes_write_their_shards_each_for_itself_and_the_last_one_commits(
+    tmp_path: Path, truth: dict[int, str]
+) -> None:
+    for steps, known in ((4, (1, 2, 3, 4)), (6, (4, 5, 6))):
+        port, args = free_port(), [str(tmp_path), "--kind=fsdp", f"--steps={steps}", "--durable=2"]
+        flags = ("--nnodes=2", "--nproc-per-node=1", "--ft-use-infra-group-rank=false")
+        nodes = [node(name, port, *flags, script=TRAIN, args=args) for name in "ab"]
+        assert [each.wait(LONG) for each in nodes] == [0, 0], nodes[0].output + nodes[1].output
+        told = dict(re.findall(r"(?:restored|step) (\d+) (\w{12})\b", nodes[0].output + nodes[1].output))
+        assert told == {str(step): truth[step] for step in known}
+        newest = disk.found(tmp_path)[0]
+        assert (newest.step, disk.verify(newest.path)) == (steps, [])
+        assert disk.read_manifest(newest.path).save.world == 2
 
 
 def test_an_agent_that_is_killed_leaves_the_newest_state_on_disk_and_no_memory(

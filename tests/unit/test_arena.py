@@ -58,7 +58,10 @@ def test_without_room_for_a_third_the_save_waits_until_one_is_free(
     monkeypatch.setattr(arenas, "_room", lambda _: 0)
     saved = threading.Thread(target=fill, args=(arena, 2, ("ab", 1)))
     saved.start()
+    saved.join(0.2)
+    assert saved.is_alive()
     assert bytes(reader.data[:SIZE]) == bytes(SIZE)
+    assert len(list((tmp_path / "arena").iterdir())) == 2
     reader.close()
     saved.join(30)
     assert not saved.is_alive()
@@ -153,7 +156,7 @@ def test_too_little_memory_is_one_line_with_the_size_before_anything_is_made(
     monkeypatch.setattr(arenas, "_room", lambda _: 64 << 20)
     arena = Arena(directory, 3)
     with pytest.raises(
-        NoRoom, match=r"snapshots of rank 3 need 2.0 GiB of .*memory.*, and 64 MiB are free: "
+        NoRoom, match=r"snapshots of local rank 3 need 2.0 GiB of .*memory.*, and 64 MiB are free: "
     ) as caught:
         arena.prepare(1 << 30)
     assert "\n" not in str(caught.value)
@@ -163,7 +166,7 @@ def test_too_little_memory_is_one_line_with_the_size_before_anything_is_made(
 
 def test_a_full_file_system_is_one_line_never_a_bus_error(small: Path) -> None:
     arena = Arena(small / "arena", 0)
-    with pytest.raises(NoRoom, match=r"snapshots of rank 0 need 8 MiB of shared memory"):
+    with pytest.raises(NoRoom, match=r"snapshots of local rank 0 need 8 MiB of shared memory"):
         arena._create(0, 8 << 20)
     assert list((small / "arena").iterdir()) == []
     arena.close()

@@ -61,6 +61,13 @@ def test_the_token_and_the_launchers_error_file_are_not_handed_on() -> None:
     assert environment["HOME"] == "/home"
 
 
+def test_each_worker_has_a_place_of_its_own_in_the_arena_whatever_its_rank() -> None:
+    asked, base = launch(virtual_local_rank=True), {"OUTLAST_ARENA": "/of/the/launcher:0"}
+    arenas = [worker_environment(asked, ASSIGNMENT, r, base, arena="/dev/shm/a")["OUTLAST_ARENA"] for r in (0, 1)]
+    assert arenas == ["/dev/shm/a:0", "/dev/shm/a:1"]
+    assert "OUTLAST_ARENA" not in worker_environment(asked, ASSIGNMENT, 0, base)
+
+
 @pytest.mark.parametrize(
     ("base", "omp_default", "threads"),
     [({}, True, "1"), ({}, False, None), ({"OMP_NUM_THREADS": "8"}, True, "8")],

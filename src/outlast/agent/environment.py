@@ -58,7 +58,7 @@ def worker_environment(
     if board:
         environment["OUTLAST_BOARD"] = board
     if arena:
-        environment["OUTLAST_ARENA"] = arena
+        environment["OUTLAST_ARENA"] = f"{arena}:{local_rank}"
     if not step_hook:
         environment["OUTLAST_STEP_HOOK"] = "false"
     if launch.virtual_local_rank:

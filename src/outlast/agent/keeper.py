@@ -36,7 +36,7 @@ class Keeper:
     """Has this node's snapshots written to disk. Made within a running loop.
 
     keeper = Keeper(place, linger=60.0, level="info")
-    environment["OUTLAST_ARENA"] = str(keeper.arena)
+    environment["OUTLAST_ARENA"] = f"{keeper.arena}:{local_rank}"
     keeper.look()            # when a worker rings
     keeper.ended()           # when the workers are gone, and not because they were done
     await keeper.close()     # when this node is done: all that is to be on disk is, and the memory is given back

@@ -1,6 +1,6 @@
 """The arena: shared memory in which a worker leaves its state, for the next worker and for whoever writes it to disk.
 
-    arena = Arena(Path(os.environ["OUTLAST_ARENA"]), rank=3)
+    arena = Arena(*address(os.environ["OUTLAST_ARENA"]))
     with arena.take(size, keep={newest}) as slot:    # one that may be overwritten, and is nobody else's meanwhile
         slot.data[:] = …
         slot.seal(ticket)
@@ -193,20 +193,32 @@ class Slot:
         os.close(self._descriptor)
 
 
-class Arena:
-    """The slots of one rank. `directory`: where they lie for others to find; None: in memory of this process alone."""
+def address(text: str) -> tuple[Path, int]:
+    """What a worker finds in its environment: the arena's directory, and the number of its place in it.
 
-    def __init__(self, directory: Path | None, rank: int) -> None:
+    By its number on this node, not by its rank: that may be another one in the next generation, with the same memory.
+
+    >>> address("/dev/shm/outlast-0-ab:3")
+    (PosixPath('/dev/shm/outlast-0-ab'), 3)
+    """
+    directory, _, number = text.rpartition(":")
+    return Path(directory), int(number)
+
+
+class Arena:
+    """The slots of one worker. `directory`: where they lie for others to find; None: in this process's memory alone."""
+
+    def __init__(self, directory: Path | None, number: int) -> None:
         self._directory = directory
-        self._rank = rank
+        self._number = number
         self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if directory is not None:
-            for path, number in _files(directory, rank):
+            for path, slot in _files(directory, number):
                 with suppress(OSError, ValueError):
-                    self._slots[number] = open_slot(path, writable=True)
+                    self._slots[slot] = open_slot(path, writable=True)
 
     def slots(self) -> list[Slot]:
         with self._lock:
@@ -215,7 +227,8 @@ class Arena:
     def prepare(self, size: int, count: int = 2) -> None:
         """Make this many slots in the background, so that no save has to wait for their memory."""
         self._stop_preparing()
-        self._require(size, count)
+        with self._lock:
+            self._require(size, count - sum(1 for slot in self._slots.values() if len(slot.data) >= size))
         self._thread = threading.Thread(target=self._make, args=(size, count), name="outlast-arena", daemon=True)
         self._thread.start()
 
@@ -287,7 +300,7 @@ class Arena:
             path = f"/proc/self/fd/{descriptor}"
         else:
             make_private(self._directory)
-            path = str(self._directory / f"{self._rank}.{number}")
+            path = str(self._directory / f"{self._number}.{number}")
             with suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108  (a string: it may be of /proc)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -308,12 +321,10 @@ class Arena:
             Path(slot.path).unlink(missing_ok=True)
         slot.close()
 
-    def _require(self, size: int, count: int) -> None:
-        """See that there is room, before anything is made. Slots that would make room are counted as such."""
-        reusable = [len(slot.memory) for slot in self._slots.values()]
-        fitting = sum(1 for length in reusable if length - HEAD >= size)
-        needed = max(count - fitting, 0) * (HEAD + size)
-        room = _room(self._directory) + sum(length for length in reusable if length - HEAD < size)
+    def _require(self, size: int, more: int) -> None:
+        """See that there is room for so many more slots, before any is made. Those that are too small make room."""
+        needed = max(more, 0) * (HEAD + size)
+        room = _room(self._directory) + sum(len(each.memory) for each in self._slots.values() if len(each.data) < size)
         if needed > room:
             raise self._no_room(needed, room)
 
@@ -325,10 +336,8 @@ class Arena:
             else "give more (docker run --shm-size=…, Kubernetes: an emptyDir with medium Memory at /dev/shm, "
             "mount -o remount,size=…), or free some"
         )
-        return NoRoom(
-            errno.ENOSPC,
-            f"snapshots of rank {self._rank} need {_shown(needed)} of {where}, and {_shown(room)} are free: {advice}",
-        )
+        need = f"snapshots of local rank {self._number} need {_shown(needed)} of {where}"
+        return NoRoom(errno.ENOSPC, f"{need}, and {_shown(room)} are free: {advice}")
 
     def _stop_preparing(self) -> None:
         if self._thread is not None:
@@ -372,13 +381,13 @@ def tickets(directory: Path) -> list[tuple[Path, Ticket]]:
     return found
 
 
-def _files(directory: Path, rank: int | None = None) -> list[tuple[Path, int]]:
+def _files(directory: Path, number: int | None = None) -> list[tuple[Path, int]]:
     try:
         entries = sorted(directory.iterdir())
     except FileNotFoundError:
         return []
     matches = [(entry, _NAME.fullmatch(entry.name)) for entry in entries]
-    return [(entry, int(match[2])) for entry, match in matches if match and rank in (None, int(match[1]))]
+    return [(entry, int(match[2])) for entry, match in matches if match and number in (None, int(match[1]))]
 
 
 def _hash(body: bytes) -> int:

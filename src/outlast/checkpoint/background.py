@@ -101,14 +101,14 @@ class Thread:
 class Keeper:
     """For a worker under a launcher: the keeper of its node, which reads the arena, and answers through a FIFO."""
 
-    def __init__(self, directory: Path, rank: int, ring: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, number: int, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._known = False  # to the agent: that there are snapshots at all
         self._durable: Mark | None = None
         self._outcome: Outcome | None = None
         self._pending = b""
         make_private(directory)
-        self._path = directory / f"{rank}.told"
+        self._path = directory / f"{number}.told"
         with suppress(FileNotFoundError):
             self._path.unlink()  # of an earlier life
         os.mkfifo(self._path, 0o600)

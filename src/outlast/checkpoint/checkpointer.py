@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, tickets
+from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, address, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
 from outlast.checkpoint.format import Damaged, Found, Save
 from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
@@ -67,7 +67,10 @@ class Checkpointer:
         self._furnished: dict[int, Furnished] = {}  # by inode of the slot
         # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
         place = os.environ.get(VARIABLE)
-        self._place = Path(place) if place and session.attached else None
+        self._place: Path | None = None
+        self._number = 0
+        if place and session.attached:
+            self._place, self._number = address(place)
         self._arena: Arena | None = None
         self._background: Background | None = None
 
@@ -155,12 +158,12 @@ class Checkpointer:
 
     def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
         layout = Layout(plan, values)
-        self._memory(plan.rank).prepare(layout.size)
+        self._memory().prepare(layout.size)
         return layout
 
     def _fill(self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool) -> bool:
-        keep = self._writer(plan.rank).pending() | ({self._newest} if self._newest is not None else set())
-        with self._memory(plan.rank).take(layout.size, keep) as slot:
+        keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
+        with self._memory().take(layout.size, keep) as slot:
             slot.begin()
             if not layout.fill(slot, self._places(slot, layout), values):
                 return False
@@ -168,7 +171,7 @@ class Checkpointer:
             slot.seal(ticket)
         self._newest = ticket.mark
         self._sequence += 1
-        self._writer(plan.rank).sealed(slot, ticket)
+        self._writer().sealed(slot, ticket)
         return True
 
     def _ticket(self, plan: Plan, layout: Layout, step: int, durable: bool) -> Ticket:
@@ -199,7 +202,7 @@ class Checkpointer:
     def _places(self, slot: Slot, layout: Layout) -> list[torch.Tensor | None]:
         known = self._furnished.get(slot.inode)
         if known is None or known.layout != layout.name:
-            there = {each.inode for each in self._memory(layout.plan.rank).slots()}
+            there = {each.inode for each in self._memory().slots()}
             self._forget(self._furnished.keys() - there | {slot.inode})
             known = self._furnished[slot.inode] = layout.furnish(slot)
         return known.places
@@ -209,14 +212,14 @@ class Checkpointer:
             if inode in self._furnished:
                 self._furnished.pop(inode).release()
 
-    def _memory(self, rank: int) -> Arena:
+    def _memory(self) -> Arena:
         if self._arena is None:
-            self._arena = Arena(self._place, rank)
+            self._arena = Arena(self._place, self._number)
         return self._arena
 
-    def _writer(self, rank: int) -> Background:
+    def _writer(self) -> Background:
         if self._background is None:
-            self._background = Thread() if self._place is None else Keeper(self._place, rank, session.ring)
+            self._background = Thread() if self._place is None else Keeper(self._place, self._number, session.ring)
         return self._background
 
     # -- restoring
