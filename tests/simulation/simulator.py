@@ -293,6 +293,11 @@ class Simulation:
             if self._struck and self.schedule.kind == "kills":
                 raise Violation("a killed coordinator restarts nobody", f"generation {job.generation} is formed")
             self._witness.formed(job, base, len(c.connections), self._infra)
+        elif starts and job.generation != base and self.rules.tie_break:
+            # Each of two may have gone on alone, one after the other, and neither knows the other's number: the price
+            # of the tie-break. What follows is two histories, and nothing here can judge it.
+            self._settled = True
+            return
         elif starts and job.generation != base:
             raise Violation("one roster per generation", f"{job.generation} is formed twice")
         if any(isinstance(m, Send) and isinstance(m.message, Ack) and m.message.leased for m in commands) or starts:

@@ -19,6 +19,7 @@ SEEDS = {
     54226: "the same, when the second coordinator was killed as well",
     80256: "the same, when the journal had only lost its last record",
     61078: "with nobody connected while it gathered, the job's deadline stayed in the past",
+    1593190: "a failure was charged that had been judged, when only a generation that nobody else heard of told so",
     1059832: "a report was answered twice, and support counted from the second answer, which never came",
     1047868: "a failure cost no restart, because a node that had nothing to do with it was drained right after",
     1506928: "enough nodes came when the wait for them was over and nothing could be decided: its deadline stayed",

@@ -747,6 +747,10 @@ class Job:
         why = f"the workers of {_names(stopped)} had been stopped"
         if stopped and self._hearsay:
             self._depart(why)
+        later = [node for node in map(self._nodes.__getitem__, self._roster) if node.report.generation > self.generation]
+        if later:
+            # Somebody has judged its end before, and formed another on it that those who count never heard of.
+            self._depart(f"{_names(later)} had gone on from it")
         for name in self._roster:
             self._digest(name, self._nodes[name], now)
         if stopped and self.phase is Phase.RUNNING:
