@@ -747,7 +747,8 @@ class Job:
         why = f"the workers of {_names(stopped)} had been stopped"
         if stopped and self._hearsay:
             self._depart(why)
-        later = [node for node in map(self._nodes.__getitem__, self._roster) if node.report.generation > self.generation]
+        members = [self._nodes[name] for name in self._roster]
+        later = [node for node in members if node.report.generation > self.generation]
         if later:
             # Somebody has judged its end before, and formed another on it that those who count never heard of.
             self._depart(f"{_names(later)} had gone on from it")
