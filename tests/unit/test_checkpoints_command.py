@@ -11,7 +11,7 @@ import pytest
 from outlast.checkpoint.arena import Arena
 from outlast.checkpoint.persist import persist
 from outlast.cli import main
-from snapshots import fill, mark
+from snapshots import fill, mark, ticket
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     arena = Arena(tmp_path / "arena", 0)
     for step in (1, 2, 3):
         slot = fill(arena, step, mark(step - 1), directory=str(tmp_path / "ck"), durable=True)
-        persist([slot.path], mark(step))
+        persist([slot.path], ticket(step))
     yield tmp_path / "ck"
     arena.close()
 

@@ -34,21 +34,21 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 
 def test_a_slot_becomes_a_checkpoint(arena: Arena, tmp_path: Path) -> None:
     slot = seal(arena, 1, tmp_path / "ck")
-    outcome = persist([slot.path], mark(1))
-    assert outcome is not None
+    outcome = persist([slot.path], ticket(1))
     assert outcome.path == str(tmp_path / "ck" / "step-00000001")
     assert disk.verify(Path(outcome.path)) == []
     assert (Path(outcome.path) / "__0_0.distcp").read_bytes() == bytes([1]) * SIZE
-    again = persist([slot.path], mark(1))
+    again = persist([slot.path], ticket(1))
     assert again == outcome  # written once, whoever asks again
     assert [each.number for each in disk.found(tmp_path / "ck")] == [1]
 
 
 def test_a_slot_that_holds_another_save_by_now_is_not_written(arena: Arena, tmp_path: Path) -> None:
     slot = seal(arena, 2, tmp_path / "ck")
-    assert persist([slot.path], mark(1)) is None
+    said = "is not on disk: its memory was given up before it was written"
+    assert persist([slot.path], ticket(1)).problem == f"step 1 {said}"
     slot.begin()
-    assert persist([slot.path], mark(2)) is None
+    assert persist([slot.path], ticket(2)).problem == f"step 2 {said}"
     assert not (tmp_path / "ck").exists()
 
 
@@ -75,7 +75,7 @@ def test_a_file_is_the_memory_with_and_without_the_page_cache(
 
 def test_the_newest_are_kept_and_damaged_ones_are_neither_counted_nor_touched(arena: Arena, tmp_path: Path) -> None:
     for step in range(1, 6):
-        persist([seal(arena, step, tmp_path / "ck", keep_last=9).path], mark(step))
+        persist([seal(arena, step, tmp_path / "ck", keep_last=9).path], ticket(step))
     os.truncate(tmp_path / "ck" / "step-00000004" / "__0_0.distcp", 5)
     assert [path.name for path in prune(tmp_path / "ck", 2)] == ["step-00000002", "step-00000001"]
     assert [each.step for each in disk.found(tmp_path / "ck")] == [5, 4, 3]
@@ -83,7 +83,7 @@ def test_the_newest_are_kept_and_damaged_ones_are_neither_counted_nor_touched(ar
 
 def test_one_that_is_being_read_is_not_removed(arena: Arena, tmp_path: Path) -> None:
     for step in range(1, 4):
-        persist([seal(arena, step, tmp_path / "ck", keep_last=9).path], mark(step))
+        persist([seal(arena, step, tmp_path / "ck", keep_last=9).path], ticket(step))
     with open(tmp_path / "ck" / "step-00000001" / "manifest.json", "rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
         assert [path.name for path in prune(tmp_path / "ck", 1)] == ["step-00000002"]
@@ -101,11 +101,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing_that_was_there(arena: Arena, small: Path) -> None:
-    first = persist([seal(arena, 1, small / "ck").path], mark(1))
-    assert first is not None
+    first = persist([seal(arena, 1, small / "ck").path], ticket(1))
     assert not first.problem
-    second = persist([seal(arena, 2, small / "ck").path], mark(2))
-    assert second is not None
+    second = persist([seal(arena, 2, small / "ck").path], ticket(2))
     assert "step 2 is not on disk" in second.problem
     assert "No space left on device; make room, or keep fewer (keep_last)" in second.problem
     assert "\n" not in second.problem
@@ -116,8 +114,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing_that_was_there(arena: Arena, 
 def test_a_disk_that_cannot_be_written_to_is_one_line(arena: Arena, small: Path) -> None:
     (small / "ck").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-    outcome = persist([seal(arena, 1, small / "ck").path], mark(1))
-    assert outcome is not None
+    outcome = persist([seal(arena, 1, small / "ck").path], ticket(1))
     assert "Read-only file system; make it writable, or give another path" in outcome.problem
 
 
@@ -130,8 +127,7 @@ def test_an_error_of_fsync_is_one_line_and_no_checkpoint(
     slot = seal(arena, 1, tmp_path / "ck")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        outcome = persist([slot.path], mark(1))
-    assert outcome is not None
+        outcome = persist([slot.path], ticket(1))
     assert "Input/output error" in outcome.problem
     assert disk.found(tmp_path / "ck") == []
 
@@ -162,7 +158,6 @@ def test_the_newest_wins_while_the_disk_is_behind(
     assert len(arena.slots()) == 4  # one being written, one that waits, the newest, and one to be filled next
     go_on.set()
     outcome = background.wait()
-    assert outcome is not None
     assert outcome.step == 4
     assert [each.step for each in disk.found(tmp_path / "ck")] == [4, 0]
     for each in disk.found(tmp_path / "ck"):
@@ -174,7 +169,7 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from snapshots import fill, mark
+from snapshots import fill, mark, ticket
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Arena
 from outlast.checkpoint.persist import persist
@@ -185,8 +180,8 @@ start = max((each.step for each in disk.found(place / "ck")), default=0) + 1
 print("ready", flush=True)
 for sequence in range(start, 1 << 30):
     slot = fill(arena, sequence, mark(sequence - 1), directory=str(place / "ck"), durable=True)
-    outcome = persist([slot.path], mark(sequence))
-    assert outcome is not None and not outcome.problem, outcome
+    outcome = persist([slot.path], ticket(sequence))
+    assert not outcome.problem, outcome
 """
 
 
@@ -206,11 +201,9 @@ def test_a_kill_at_any_instant_leaves_only_whole_checkpoints(tmp_path: Path, kil
 
 def test_saves_of_other_jobs_in_the_same_directory_are_kept_apart(arena: Arena, tmp_path: Path) -> None:
     slot = seal(arena, 1, tmp_path / "ck")
-    first = persist([slot.path], mark(1))
+    first = persist([slot.path], ticket(1))
     mine = ticket(1, directory=str(tmp_path / "ck"), durable=True)
     theirs = msgspec.structs.replace(mine, save=msgspec.structs.replace(mine.save, run="cd"))
     slot.seal(theirs)
-    second = persist([slot.path], ("cd", 1))
-    assert first is not None
-    assert second is not None
+    second = persist([slot.path], theirs)
     assert (Path(first.path).name, Path(second.path).name) == ("step-00000001", "step-00000001.2")

@@ -100,11 +100,10 @@ class Keeper:
         turn = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(turn, fcntl.LOCK_EX)
-            outcome = persist(snapshot.paths, snapshot.mark)
+            outcome = persist(snapshot.paths, snapshot.ticket)
         finally:
             os.close(turn)
-        # None: overwritten under our eyes, by a newer one.
-        self._tell(outcome or Outcome(snapshot.mark, snapshot.ticket.save.step, superseded=True))
+        self._tell(outcome)
 
     def _tell(self, outcome: Outcome) -> None:
         self._done.add(outcome.mark)

@@ -89,12 +89,12 @@ class Thread:
                     return
                 (path, ticket), self._waiting = self._waiting, None
                 self._busy = ticket.mark
-            outcome = persist([path], ticket.mark)
-            if outcome is not None and outcome.problem:
+            outcome = persist([path], ticket)
+            if outcome.problem:
                 log.error("%s", outcome.problem)
             with self._news:
                 self._busy = None
-                self._outcome = outcome or self._outcome
+                self._outcome = outcome
                 self._news.notify_all()
 
 

@@ -226,29 +226,29 @@ class Checkpointer:
 
     def _candidates(self, step: int | None) -> list[tuple[int, Mark | Path]]:
         """What all ranks can load, the best first: the highest step, and of the same step what is in memory."""
-        here = sorted(self._snapshots().items())
+        here = list(self._snapshots().items())
         if self._rank == 0:
             disk.finish_drafts(self._directory)
         stored: list[Found] = disk.found(self._directory) if self._rank == 0 else []
         origin = _origin(self._directory, make=False) if self._rank == 0 else ""
         offers = self._gather((here, stored, origin))
         _, stored, origin = offers[0]
-        everywhere = [
-            mark for mark, (_, whose) in here if origin == whose and all(mark in dict(each) for each, _, _ in offers)
+        ranked: list[tuple[int, int, float, Mark | Path]] = [
+            (ticket.save.step, 1, ticket.saved_at, mark)
+            for mark, ticket in here
+            if ticket.origin == origin and all(mark in dict(each) for each, _, _ in offers)
         ]
-        steps = {mark: taken for mark, (taken, _) in here}
-        ranked: list[tuple[int, int, int, Mark | Path]] = [(steps[mark], 1, mark[1], mark) for mark in everywhere]
         ranked += [(each.step, 0, each.number, each.path) for each in stored]
         ranked.sort(key=lambda each: each[:3], reverse=True)
         return [(offered, where) for offered, _, _, where in ranked if step in (None, offered)]
 
-    def _snapshots(self) -> dict[Mark, tuple[int, str]]:
-        """The snapshots of which every shard is in this node's memory: step and origin of each."""
+    def _snapshots(self) -> dict[Mark, Ticket]:
+        """The snapshots of which every shard is in this node's memory: rank 0's ticket of each."""
         by_mark: dict[Mark, dict[int, Ticket]] = {}
         for _, ticket in self._tickets():
             by_mark.setdefault(ticket.mark, {})[ticket.rank] = ticket
         whole = {mark: ranks[0] for mark, ranks in by_mark.items() if 0 in ranks and len(ranks) == ranks[0].save.world}
-        return {mark: (ticket.save.step, ticket.origin) for mark, ticket in whole.items() if ticket.origin}
+        return {mark: ticket for mark, ticket in whole.items() if ticket.origin}
 
     def _tickets(self) -> list[tuple[str | Path, Ticket]]:
         if self._place is not None:

@@ -34,23 +34,26 @@ class Outcome:
     superseded: bool = False  # a newer one took its place before it was begun
 
 
-def persist(paths: Iterable[str | Path], mark: Mark) -> Outcome | None:
+def persist(paths: Iterable[str | Path], ticket: Ticket) -> Outcome:
     """Write these slots, the shards of one save that this node has, and commit if no other is missing.
 
-    None if a slot no longer holds that save: it has been overwritten by a newer one.
+    `ticket` is that of one of them. A slot that no longer holds the save is a problem: who fills slots spares those
+    that are to be written.
     """
+    step = ticket.save.step
+    lost = Outcome(ticket.mark, step, f"step {step} is not on disk: its memory was given up before it was written")
     with ExitStack() as held:
         leased: list[tuple[Slot, Ticket]] = []
         for path in paths:
             try:
                 slot = open_slot(path)
             except (OSError, ValueError):
-                return None
+                return lost
             held.callback(slot.close)  # with it ends the lock
-            ticket = slot.ticket() if slot.lock(shared=True) else None
-            if ticket is None or ticket.mark != mark:
-                return None
-            leased.append((slot, ticket))
+            found = slot.ticket() if slot.lock(shared=True) else None
+            if found is None or found.mark != ticket.mark:
+                return lost
+            leased.append((slot, found))
         return _persist(leased)
 
 
