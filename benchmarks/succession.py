@@ -169,8 +169,8 @@ def lost(launcher: str) -> None:
             until(lambda: job.step_at()[1] > at + 1.0, "next step", rest)
             print(f"{launcher}: next step {job.step_at()[1] - at:.1f} s after the loss (of step {step})")
             print(f"  {job.ends(rest)}", flush=True)
-        except RuntimeError as error:
-            print(f"{launcher}: {error}, {time.monotonic() - at:.1f} s after the loss", flush=True)
+        except (RuntimeError, TimeoutError) as error:
+            print(f"{launcher}: {str(error).partition(';')[0]}, {time.monotonic() - at:.1f} s after the loss", flush=True)
 
 
 def split(quick: bool) -> None:
