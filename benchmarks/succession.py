@@ -170,7 +170,8 @@ def lost(launcher: str) -> None:
             print(f"{launcher}: next step {job.step_at()[1] - at:.1f} s after the loss (of step {step})")
             print(f"  {job.ends(rest)}", flush=True)
         except (RuntimeError, TimeoutError) as error:
-            print(f"{launcher}: {str(error).partition(';')[0]}, {time.monotonic() - at:.1f} s after the loss", flush=True)
+            what = str(error).partition(";")[0]
+            print(f"{launcher}: {what}, {time.monotonic() - at:.1f} s after the loss", flush=True)
 
 
 def split(quick: bool) -> None:
