@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -24,6 +25,10 @@ from outlast.checkpoint.state import Sources, flatten
 from outlast.worker.session import session
 
 log = logging.getLogger("outlast")
+
+# The last collectives, with their tensors. Else a thread of the process group may be the last to let go of them; if the
+# script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts the process.
+_KEPT: list[Any] = []
 
 ORIGIN = ".outlast"  # in the directory: an id, so that snapshots in memory know whose they are
 
@@ -295,12 +300,26 @@ class Checkpointer:
         return problem
 
     def _gather(self, value: Any) -> list[Any]:
-        """What every rank says."""
+        """What every rank says: torch's all_gather_object, but for `_KEPT`."""
         if not (dist.is_available() and dist.is_initialized()):
             return [value]
-        values: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(values, value, self._group)
-        return values
+        world = dist.get_world_size(self._group)
+        device = "cpu" if "cpu:" in str(dist.get_backend_config(self._group)) else f"cuda:{torch.cuda.current_device()}"
+        text = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self._all_gather(torch.tensor([len(text)], device=device), world)
+        lengths = [int(size) for size in sizes]
+        mine = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+        mine[: len(text)] = text
+        theirs = self._all_gather(mine, world)
+        texts = (each[:length].cpu().numpy().tobytes() for each, length in zip(theirs, lengths, strict=True))
+        return [pickle.loads(each) for each in texts]  # noqa: S301  (of this job's own ranks, as torch does it)
+
+    def _all_gather(self, mine: torch.Tensor, world: int) -> list[torch.Tensor]:
+        theirs = [torch.empty_like(mine) for _ in range(world)]
+        work = dist.all_gather(theirs, mine, self._group, async_op=True)
+        _KEPT[:] = [*_KEPT[-1:], (work, mine, theirs)]
+        work.wait()
+        return theirs
 
 
 def _origin(directory: Path, *, make: bool) -> str:
