@@ -331,6 +331,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     heartbeat: float
     lease: float
     restart_grace: float
+    successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()  # where else to look for others
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):

@@ -144,7 +144,7 @@ class Agent:
         self._welcomed = False
         self._hung_up_since = float("nan")
         self._link = Link(
-            lambda: self.seat.places(self._node.charter),
+            lambda: self.seat.places(self._node.successors),
             self.seat.token,
             tls=self.seat.tls,
             patience=settings.connect_timeout,

@@ -300,7 +300,7 @@ class Job:
             self._supersede(join, now)
         self._learn(join, node, now)
         r = self.rules
-        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace))
+        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
@@ -476,7 +476,7 @@ class Job:
             self.idle = True
             return  # late or doubled: what it says is no longer true
         node.report = report
-        node.heard(report.sent, now)
+        news = node.heard(report.sent, now)
         changed = _changed(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
@@ -491,13 +491,17 @@ class Job:
             self._ack(name, node, now)
         if again or changed:
             self._digest(name, node, now)
+            ends = report.generation == self.generation and node.stopped(self.generation)
+            if ends and name in self._roster and self.phase is Phase.RUNNING:
+                self._depart(f"the workers of node {node.name} were told to stop")  # by another coordinator, long ago
         if again or changed or busy:
             self._settle(now)
         if late and (self.phase is not Phase.RUNNING or name not in self._roster):
             self._ack(name, node, now)
         if again or not changed or node.leaving:
             self._remind(name, node, now)
-        self.idle = not (again or changed or busy or self._is_busy) and all(_is_ack(command) for command in self._out)
+        decisive = again or changed or news or busy or self._is_busy
+        self.idle = not decisive and all(_is_ack(command) for command in self._out)
 
     @property
     def _is_busy(self) -> bool:

@@ -38,6 +38,7 @@ from outlast.messages import (
     Start,
     State,
     Stop,
+    Successor,
     Term,
     Wanted,
     Welcome,
@@ -299,6 +300,13 @@ class Node:
     def connected(self) -> bool:
         """Whether a coordinator can be told anything."""
         return self._connected
+
+    @property
+    def successors(self) -> tuple[Successor, ...]:
+        """Where a coordinator may be. Not all who knew of a later generation need have come to where this node is."""
+        told = self.charter.successors if self.charter is not None else ()
+        heard = self._welcome.successors if self._welcome is not None else ()
+        return tuple(dict.fromkeys((*told, *heard)))
 
     @property
     def failed(self) -> bool:
@@ -599,10 +607,12 @@ class Node:
         return max(self._not_before, looked, self._promised + turns.index(self.me) * self._node_timeout() / 2)
 
     def _patience(self) -> float:
-        return self._heard_at + (self._node_timeout() if self._welcome is not None else FIRST_PATIENCE)
+        return self._heard_at + self._node_timeout()
 
     def _node_timeout(self) -> float:
-        return self._welcome.heartbeat * BEATS if self._welcome is not None else FIRST_PATIENCE
+        if self._welcome is not None:
+            return self._welcome.heartbeat * BEATS
+        return self.charter.rules.node_timeout if self.charter is not None else FIRST_PATIENCE
 
     def _stop(self, grace: float | None) -> None:
         self._stopping = True
