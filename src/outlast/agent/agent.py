@@ -51,6 +51,8 @@ from outlast.core.node import (
     Event,
     Exit,
     Exited,
+    Halting,
+    HaltWorkers,
     Hangup,
     Host,
     Lease,
@@ -306,6 +308,10 @@ class Agent:
         elif isinstance(command, Blame):
             if self._hangs is not None:
                 self._hangs.named(command.named)
+        elif isinstance(command, HaltWorkers):
+            if self._watch is not None:
+                self._watch.halt(command.at, command.durable)
+                self._halting()
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):
@@ -512,7 +518,7 @@ class Agent:
             late=self._late,
             asked=self._asked,
             calibrate=self._measured,
-            rung=self._keeper.look,
+            rung=self._rung,
             longest=self._longest,
         )
 
@@ -523,6 +529,15 @@ class Agent:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+    def _rung(self) -> None:
+        self._keeper.look()
+        self._halting()
+
+    def _halting(self) -> None:
+        halted = self._watch.halted() if self._watch is not None else None
+        if halted is not None and self._assignment is not None:
+            self._feed(Halting(self._assignment.generation, halted))
 
     def _measured(self, number: int | None = None) -> None:
         self._feed(Measured(self._watch.measures() if self._watch is not None else {}, number))

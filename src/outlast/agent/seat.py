@@ -175,6 +175,7 @@ class Seat:
             crash_loop=settings.crash_loop,
             exclude_for=settings.exclude_for,
             eviction_limit=settings.eviction_limit,
+            planned_change_timeout=settings.planned_change_timeout,
             alone=launch.endpoint.port == 0,
         )
 

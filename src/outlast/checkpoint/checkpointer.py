@@ -24,6 +24,7 @@ from outlast.checkpoint.format import Damaged, Found, Save
 from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
 from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
 from outlast.checkpoint.state import Sources, flatten
+from outlast.worker.boundary import Halt, boundaries
 from outlast.worker.session import session
 
 log = logging.getLogger("outlast")
@@ -83,6 +84,8 @@ class Checkpointer:
         self._runway = Runway() if overlap else None
         self._arena: Arena | None = None
         self._background: Background | None = None
+        if process_group is None:  # else others may save at other times
+            boundaries.expect()
 
     def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
         """Take a snapshot: returns when the state may be changed again; whether it was the turn of this step.
@@ -90,7 +93,9 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
-        if self._every is not None and step % self._every and not durable:
+        halt = boundaries.reach() if self._group is None else None
+        if self._every is not None and step % self._every and not durable and halt is None:
+            self._sequence += 1  # of calls, which are the same on all ranks, whatever makes one of them save
             return False
         self._land()
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
@@ -98,8 +103,12 @@ class Checkpointer:
             flat, paths = flatten(self._sources.read(state, verify=True))
             self._plan = self._agree(flat, paths)
             self._layout, self._sequence = None, 0
-        ready = self._runway.ready(state) if self._runway is not None else frozenset()
-        self._snapshot(self._plan, step, self._plan.values(flat), durable, frozenset() if durable else ready)
+        durable = durable or (halt is not None and halt.durable)
+        at_once = durable or halt is not None
+        later = frozenset() if at_once or self._runway is None else self._runway.ready(state)
+        self._snapshot(self._plan, step, self._plan.values(flat), durable, later)
+        if halt is not None:
+            self._halt(halt, step)
         return True
 
     def restore(
@@ -157,6 +166,12 @@ class Checkpointer:
         return dist.get_rank(self._group) if dist.is_available() and dist.is_initialized() else 0
 
     # -- saving
+
+    def _halt(self, halt: Halt, step: int) -> None:
+        """A change is planned, and all ranks save at this step for it: await that it is safe, and the end."""
+        with session.pause_monitoring():
+            outcome = self._writer().wait() if halt.durable else None
+            boundaries.seal(None if outcome is not None and outcome.problem else step)
 
     def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> Plan:
         if self._rank == 0:

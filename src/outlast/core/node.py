@@ -24,6 +24,8 @@ from outlast.messages import (
     Charter,
     Failure,
     FromCoordinator,
+    Halt,
+    Halted,
     Leaving,
     Look,
     Measure,
@@ -120,6 +122,13 @@ class Observed(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
 
+class Halting(msgspec.Struct, frozen=True):
+    """How far the workers have come, which are to halt for a planned change."""
+
+    generation: int
+    halted: Halted
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -140,6 +149,7 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Halting
     | NotHosted
     | Tick
 )
@@ -200,6 +210,13 @@ class Blame(msgspec.Struct, frozen=True):
     named: Named
 
 
+class HaltWorkers(msgspec.Struct, frozen=True):
+    """Let the workers save at this boundary, and wait there; 0: at the next one, until it is named."""
+
+    at: int
+    durable: bool
+
+
 class Host(msgspec.Struct, frozen=True):
     """No coordinator can be reached, and it is this node's turn: start one, of this term."""
 
@@ -230,6 +247,7 @@ Command = (
     | Observe
     | Show
     | Blame
+    | HaltWorkers
     | Host
     | Retire
     | Hangup
@@ -267,6 +285,7 @@ class Node:
         self._agreed = 0
         self._overdue = Overdue(0, False)
         self._overdue_until = float("-inf")
+        self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
         self._leaving = Leaving.NO
         self._over: Over | None = None
@@ -386,6 +405,10 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Halting):
+            if self._runs(event.generation) and event.halted != self._halted:
+                self._halted = event.halted
+                self._tell(now)
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -423,6 +446,10 @@ class Node:
         elif isinstance(message, Named):
             if message.number == self._look and self._runs(message.generation):
                 self._out.append(Blame(message))
+        elif isinstance(message, Halt):
+            if self._runs(message.generation):
+                known = self._halted.at if self._halted is not None else 0
+                self._out.append(HaltWorkers(max(message.at, known), message.durable))
         elif isinstance(message, Stop):
             self._stop_up_to(message.generation, message.graceful, now)
         elif isinstance(message, Over):
@@ -470,6 +497,7 @@ class Node:
         self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
         self._failures, self._patience_with_workers = [], 0.0
         self._overdue_until = float("-inf")
+        self._halted = None
         self._out.append(StartWorkers(assignment))
         self._tell(now)
 
@@ -648,6 +676,7 @@ class Node:
             measures=self._measures,
             agreed=self._agreed,
             overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
+            halted=self._halted if self._runs(self.generation) else None,
             sent=now,
         )
         self._out.append(Tell(report, first))
