@@ -19,6 +19,7 @@ from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
 from outlast.checkpoint.format import Damaged, Save
+from outlast.checkpoint.interval import Every, Interval
 from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
 from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
 from outlast.checkpoint.state import Sources, flatten
@@ -46,8 +47,8 @@ class Checkpointer:
     The path may be `s3://bucket/prefix` or `gs://…`, with `outlast[stores]`.
 
     All ranks call it alike. Values may be models, optimizers, anything with `state_dict` and `load_state_dict`,
-    tensors, numbers, and dictionaries and lists of these. `every=N` makes all calls of `save` but each Nth step's do
-    nothing, those with `durable=True` apart.
+    tensors, numbers, and dictionaries and lists of these. `every` makes `save` do nothing but every so many steps (10),
+    every so often ("30s", "5m", a timedelta), or as seldom as is wise ("auto"); those with `durable=True` apart.
     """
 
     def __init__(
@@ -55,16 +56,16 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         keep_last: int = 3,
-        every: int | None = None,
+        every: Every = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, not {keep_last}")
-        if every is not None and (not isinstance(every, int) or every < 1):
-            raise ValueError(f"every must be a number of steps, not {every!r}")
         self._directory = address(path)
         storage_of(self._directory)  # what is missing for it is said now
-        self._keep_last, self._every, self._group = keep_last, every, process_group
+        self._keep_last, self._group = keep_last, process_group
+        self._interval = Interval(every)
+        self._born = time.time()
         self._sources = Sources()
         self._plan: Plan | None = None
         self._layout: Layout | None = None
@@ -87,14 +88,22 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
-        if self._every is not None and step % self._every and not durable:
+        if not durable and not self._interval.due(step):
             return False
+        begun = time.monotonic()
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
-        if self._plan is None or not self._plan.holds(flat):
+        if planned := self._plan is None or not self._plan.holds(flat):
             flat, paths = flatten(self._sources.read(state, verify=True))
             self._plan = self._agree(flat, paths)
             self._layout, self._sequence = None, 0
+        assert self._plan is not None
         self._snapshot(self._plan, step, self._plan.values(flat), durable)
+        if self._interval.timed:
+            lived, failures = self._history()
+            measured = self._interval.measure(
+                step, begun=begun, ended=time.monotonic(), lived=lived, failures=failures, planned=planned
+            )
+            self._interval.agree(step, self._gather(measured))
         return True
 
     def restore(
@@ -105,6 +114,7 @@ class Checkpointer:
         `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
         Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
         """
+        self._interval.begin_anew()
         if source is not None:
             path = address(source)
             if problem := self._load(open_checkpoint(path), state):
@@ -224,6 +234,14 @@ class Checkpointer:
         if self._arena is None:
             self._arena = Arena(self._place, self._number)
         return self._arena
+
+    def _history(self) -> tuple[float, int]:
+        """How long this job has had snapshots, and how often it was lined up anew since; as this node knows."""
+        if self._place is None:
+            return time.time() - self._born, 0
+        now = int(os.environ.get("OUTLAST_GENERATION", "0"))
+        since, generation = arenas.first_use(self._place, now)
+        return time.time() - since, now - generation
 
     def _writer(self) -> Background:
         if self._background is None:
