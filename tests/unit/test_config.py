@@ -48,6 +48,7 @@ def test_the_defaults_are_decisions() -> None:
         "tie_break": "off",
         "restart_grace": 0.05,
         "snapshot_linger": 60.0,
+        "replicas": 1,
         "warm_start": True,
         "warm_preload": "",
         "supervise": False,

@@ -13,7 +13,7 @@ import pathlib
 import pickle
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.arena import Mark, Ticket, open_slot
+from outlast.checkpoint.arena import Mark
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import LARGE, template
+from outlast.checkpoint.shards import Place, Shard
 from outlast.checkpoint.state import Targets
 
 _CLASSES = {
@@ -87,7 +88,7 @@ class Source:
         self,
         name: str,
         contents: Metadata,
-        shards: Mapping[str, memoryview],
+        shards: Mapping[str, memoryview | Shard],
         expect: Mapping[str, Callable[[int, int], None]] | None = None,
     ) -> None:
         self.name = name
@@ -118,32 +119,29 @@ def open_checkpoint(path: Path) -> Iterator[Source]:
 
 
 @contextmanager
-def open_snapshot(paths: Mapping[int, str | Path], mark: Mark) -> Iterator[Source]:
-    """A snapshot in memory, from the slots of all of its ranks. Raises `Damaged` if they are not what they were."""
+def open_snapshot(places: Mapping[int, Sequence[Callable[[], Place]]], mark: Mark) -> Iterator[Source]:
+    """A snapshot in memory, from wherever the shards of its ranks are. Raises `Damaged` if one is nowhere."""
     with ExitStack() as held:
         tables, shards, expect = [], {}, {}
         contents = blanks = b""
-        for rank in sorted(paths):
-            try:
-                slot = open_slot(paths[rank])
-            except (OSError, ValueError) as error:
-                raise Damaged(f"{paths[rank]}: {error}") from error
-            held.callback(slot.close)
-            ticket: Ticket | None = slot.ticket() if slot.lock(shared=True) else None
-            if ticket is None or ticket.mark != mark:
-                raise Damaged(f"{paths[rank]} has been overwritten")
-            shard, table, text, places = slot.parts(ticket)
+        step = None
+        for rank in sorted(places):
+            shard = Shard(rank, places[rank])
+            held.callback(shard.close)
+            table, text, blank = shard.tail()
             shards[disk.shard_name(rank)] = shard
-            expect[disk.shard_name(rank)] = slot.expect_reading
+            expect[disk.shard_name(rank)] = shard.expect
             tables.append(table)
             if rank == 0:
-                contents, blanks = text, places
-        name = f"the snapshot of step {ticket.save.step}" if paths and ticket else "the snapshot"
+                contents, blanks, step = text, blank, shard.ticket.save.step
+        name = f"the snapshot of step {step}" if step is not None else f"the snapshot {mark[0]}.{mark[1]}"
         yield Source(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards, expect)
 
 
 def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
-    """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line."""
+    """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line; `Damaged` if
+    the source turned out to be no good on the way: the state is then half of it, and to be loaded anew.
+    """
     distributed = dist.is_available() and dist.is_initialized()
     try:
         targets = Targets(state, source.metadata)
@@ -161,6 +159,8 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
         targets.write_back()
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
+        if isinstance(first, Damaged):  # noticed while it was read; the same on all ranks
+            raise first from error
         raise ValueError(f"{source.name} cannot be loaded: {' '.join(str(first).split())}") from error
     except ValueError as error:
         raise ValueError(f"{source.name} cannot be loaded: {error}") from error

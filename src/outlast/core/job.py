@@ -44,6 +44,7 @@ from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member
 from outlast.core.roster import assign, choose, rank, world_of
+from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
 from outlast.diagnosis.observation import Observation
 from outlast.messages import (
@@ -152,6 +153,7 @@ class Job:
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
+        self._snapshots = Snapshots()  # in the memory of the nodes
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
@@ -468,7 +470,7 @@ class Job:
             return  # late or doubled: what it says is no longer true
         node.report = report
         node.heard(report.sent, now)
-        changed = _changed(known, report)
+        changed = self._snapshots.told(name, report.held) or _changed(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
         if repeated is not None:
@@ -518,7 +520,9 @@ class Job:
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
-        self._send(name, Start(self._roster[name], self.term.number, self._charter(name), node.report.seq))
+        here = {each: member.join for each, member in self._nodes.items() if member.connected and not member.leaving}
+        keeping = self._snapshots.keeping(name, self.generation, self._roster, here)
+        self._send(name, Start(self._roster[name], self.term.number, self._charter(name), node.report.seq, keeping))
 
     def _digest(self, name: str, node: Member, now: float) -> None:
         """Take a changed report to heart."""
@@ -619,6 +623,7 @@ class Job:
         if node is None or not node.connected:
             return
         node.connected = False
+        self._snapshots.forget(event.node)
         node.until = None if node.clear else event.until
         self._connected -= 1
         if event.ended and self._authority.acts(now):

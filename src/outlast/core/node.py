@@ -24,6 +24,8 @@ from outlast.messages import (
     Charter,
     Failure,
     FromCoordinator,
+    Held,
+    Keeping,
     Leaving,
     Look,
     Measure,
@@ -119,6 +121,12 @@ class Observed(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
 
+class Holds(msgspec.Struct, frozen=True):
+    """Which snapshots are in this node's memory. Told when no worker changes that."""
+
+    held: tuple[Held, ...]
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -139,6 +147,7 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Holds
     | NotHosted
     | Tick
 )
@@ -153,6 +162,7 @@ class Tell(msgspec.Struct, frozen=True):
 
 class StartWorkers(msgspec.Struct, frozen=True):
     assignment: Assignment
+    keeping: Keeping = Keeping()
 
 
 class StopWorkers(msgspec.Struct, frozen=True):
@@ -267,6 +277,9 @@ class Node:
         self._overdue = Overdue(0, False)
         self._overdue_until = float("-inf")
         self._look = 0  # the newest inquiry that this connection has brought
+        self._keeping = Keeping()
+        self._held: tuple[Held, ...] = ()
+        self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
         self._leaving = Leaving.NO
         self._over: Over | None = None
         self._exited = False
@@ -354,6 +367,7 @@ class Node:
             self._acked, self._echoed, self._look = 0, False, 0
             self._heard_at = now
             self._sent_at.clear()
+            self._held_since = self._seq + 1 if self._held else 0
             self._tell(now, first=True)
         elif isinstance(event, Disconnected):
             self._connected = False
@@ -378,6 +392,8 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Holds):
+            self._holds(event.held, now)
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -401,6 +417,7 @@ class Node:
         elif isinstance(message, Start):
             self._adopt(message.charter)
             self._answered(message.ack, True, now)
+            self._keeping = message.keeping
             self._start(message.assignment, now)
         elif isinstance(message, Measure):
             if message.round > self._measures.round:
@@ -462,7 +479,7 @@ class Node:
         self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
         self._failures, self._patience_with_workers = [], 0.0
         self._overdue_until = float("-inf")
-        self._out.append(StartWorkers(assignment))
+        self._out.append(StartWorkers(assignment, self._keeping))
         self._tell(now)
 
     def _stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
@@ -542,6 +559,13 @@ class Node:
         if self._runs(event.generation):
             self._overdue = Overdue(self._overdue.number + 1, event.ending)
             self._overdue_until = now + REPEATED
+            self._tell(now)
+
+    def _holds(self, held: tuple[Held, ...], now: float) -> None:
+        if held == self._held:
+            return
+        self._held, self._held_since = held, self._seq + 1
+        if self.clear:
             self._tell(now)
 
     def _runs(self, generation: int) -> bool:
@@ -639,6 +663,7 @@ class Node:
             agreed=self._agreed,
             overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
             sent=now,
+            held=self._held if self._acked < self._held_since else None,
         )
         self._out.append(Tell(report, first))
 
