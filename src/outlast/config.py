@@ -174,6 +174,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flags=("--warm-preload", "--warm_preload"),
         ),
     ] = ""
+    warm_cuda: Annotated[
+        bool,
+        _about(
+            "Keep a spare process for each worker that has a CUDA context already; it costs the memory of one.",
+            flags=("--warm-cuda", "--warm_cuda"),
+        ),
+    ] = False
     supervise: Annotated[
         bool,
         _about(

@@ -86,6 +86,38 @@ class Successor(msgspec.Struct, frozen=True, array_like=True):
     key: Name = ""
 
 
+class Tried(msgspec.Struct, frozen=True, array_like=True):
+    """A generation that failed, and what was done about it."""
+
+    generation: Count
+    node: Name
+    rank: Count
+    at: Time
+    cause: Name
+    title: Reason
+    seen: Reason
+    did: Reason
+    step: int | None = None
+    key: Name = ""  # the same for the same failure
+    progressed: bool = False  # the job had got further than ever before
+
+
+class Ban(msgspec.Struct, frozen=True, array_like=True):
+    """A place that is left out for a while, or was."""
+
+    since: float
+    until: float
+    times: Count
+    reason: Reason
+
+
+class Ledger(msgspec.Struct, frozen=True, array_like=True):
+    """The history that decisions about failures are made from: whoever coordinates next has to know it."""
+
+    tried: tuple[Tried, ...] = ()
+    bans: dict[Name, Ban] = {}
+
+
 class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     """What a node has to know so that the job outlives its coordinator."""
 
@@ -96,6 +128,7 @@ class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     restarts: Count = 0  # that failures had cost when the newest generation was formed
     excluded: dict[Name, Reason] = {}  # places that are not used again, and why
     members: tuple[Name, ...] = ()  # all of the newest generation's, for a successor: it must count them all
+    ledger: Ledger | None = None  # for a successor; its times count from when it was told
 
     @property
     def known(self) -> tuple[int, int, int]:
@@ -154,22 +187,6 @@ class FailoverStrategy(str, Enum):
     NODE = "node"  # without this node: a spare takes its place, if there is one
     GLOBAL = "global"  # everything is started anew, also what is kept between restarts
     ABORTION = "abortion"  # nothing can help: the job ends
-
-
-class Tried(msgspec.Struct, frozen=True, array_like=True):
-    """A generation that failed, and what was done about it."""
-
-    generation: Count
-    node: Name
-    rank: Count
-    at: Time
-    cause: Name
-    title: Reason
-    seen: Reason
-    did: Reason
-    step: int | None = None
-    key: Name = ""  # the same for the same failure
-    progressed: bool = False  # the job had got further than ever before
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

@@ -191,6 +191,7 @@ class Agent:
             zygote_environment(launch, os.environ),
             preload=preload,
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
+            spares=launch.nproc if settings.warm_cuda else 0,
         )
         if preload or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()

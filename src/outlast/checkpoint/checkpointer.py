@@ -8,7 +8,8 @@ import pickle
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, address, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
+from outlast.checkpoint.flight import Runway
 from outlast.checkpoint.format import Damaged, Found, Save
 from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
 from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
@@ -47,7 +49,8 @@ class Checkpointer:
 
     All ranks call it alike. Values may be models, optimizers, anything with `state_dict` and `load_state_dict`,
     tensors, numbers, and dictionaries and lists of these. `every=N` makes all calls of `save` but each Nth step's do
-    nothing, those with `durable=True` apart.
+    nothing, those with `durable=True` apart. On a GPU, what the optimizer steps is copied while training goes on, and
+    its next step waits for it; `overlap=False` makes `save` wait instead.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Checkpointer:
         *,
         keep_last: int = 3,
         every: int | None = None,
+        overlap: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if keep_last < 1:
@@ -79,6 +83,7 @@ class Checkpointer:
         if place and session.attached:
             self._place, self._number = address(place)
         self._replicated = self._place is not None and bool(os.environ.get(PARTNER))
+        self._runway = Runway() if overlap else None
         self._arena: Arena | None = None
         self._background: Background | None = None
 
@@ -90,12 +95,14 @@ class Checkpointer:
         """
         if self._every is not None and step % self._every and not durable:
             return False
+        self._land()
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
         if self._plan is None or not self._plan.holds(flat):
             flat, paths = flatten(self._sources.read(state, verify=True))
             self._plan = self._agree(flat, paths)
             self._layout, self._sequence = None, 0
-        self._snapshot(self._plan, step, self._plan.values(flat), durable)
+        ready = self._runway.ready(state) if self._runway is not None else frozenset()
+        self._snapshot(self._plan, step, self._plan.values(flat), durable, frozenset() if durable else ready)
         return True
 
     def restore(
@@ -106,6 +113,7 @@ class Checkpointer:
         `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
         Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
         """
+        self._land()
         if source is not None:
             path = Path(source).absolute()
             if problem := self._load(open_checkpoint(path), state):
@@ -130,6 +138,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
+        self._land()
         outcome = self._background.wait() if self._background is not None else None
         problems = self._gather(outcome.problem if outcome is not None else "")
         for problem in problems:
@@ -138,6 +147,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Await what is to be on disk, and let go of the memory."""
+        self._land()
         if self._background is not None:
             self._background.wait()
             self._background.close()
@@ -160,10 +170,10 @@ class Checkpointer:
         self._origin = plan.origin
         return plan
 
-    def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool) -> None:
+    def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
         if self._layout is None:
             self._layout = self._lay_out(plan, values)
-        while not self._fill(plan, self._layout, step, values, durable):
+        while not self._fill(plan, self._layout, step, values, durable, later):
             self._layout = self._lay_out(plan, values)  # an object has outgrown its place
 
     def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
@@ -171,19 +181,35 @@ class Checkpointer:
         self._memory().prepare(layout.size)
         return layout
 
-    def _fill(self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool) -> bool:
+    def _fill(
+        self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool, later: frozenset[int]
+    ) -> bool:
         keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
         also = {self._before} if self._replicated and self._before is not None else set()
-        with self._memory().take(layout.size, keep, also) as slot:
+        with ExitStack() as taken:
+            slot = taken.enter_context(self._memory().take(layout.size, keep, also))
             slot.begin()
-            if not layout.fill(slot, self._places(slot, layout), values):
+            left = layout.fill(slot, self._places(slot, layout), values, later)
+            if left is None:
                 return False
             ticket = self._ticket(plan, layout, step, durable)
+            self._sequence += 1
+            if left and self._runway is not None:
+                self._runway.launch(left, partial(self._seal, slot, ticket, taken.pop_all()))
+            else:
+                self._seal(slot, ticket, taken.pop_all())
+        return True
+
+    def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
+        with taken:
             slot.seal(ticket)
         self._newest, self._before = ticket.mark, self._newest
-        self._sequence += 1
         self._writer().sealed(slot, ticket)
-        return True
+
+    def _land(self) -> None:
+        """Nothing of a save is under way any more."""
+        if self._runway is not None:
+            self._runway.land()
 
     def _ticket(self, plan: Plan, layout: Layout, step: int, durable: bool) -> Ticket:
         save = Save(

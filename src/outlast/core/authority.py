@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from outlast.core.budget import Ledger
-from outlast.messages import Assignment, Ballot, Charter, Failure, Over, Rules, Successor
+from outlast.messages import Assignment, Ballot, Charter, Failure, Ledger, Over, Rules, Successor
 
 VOTES = 2  # of a member
 HEAD = 1  # more, of the one whose half goes on when a network splits into halves

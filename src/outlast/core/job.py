@@ -396,6 +396,9 @@ class Job:
             self._authority.adopt(charter)
             self._successors = charter.successors
             self._excluded |= charter.excluded
+            if charter.ledger is not None:
+                self._budget.hear(charter.ledger, now)
+                self._let_back(now)
             self._roster, self._places = {}, {}
             self._absent = {s.node: s.name for s in charter.successors}
             self._failures, self._departed, self._hearsay = [], [], True
@@ -441,19 +444,25 @@ class Job:
             node.acked(node.report.seq, now)
             self._send(name, Ack(node.report.seq, self.term.number, leased))
 
-    def _charter(self, name: str) -> Charter:
-        ballots = tuple(e.ballot(name) for e in self._authority.electorates)
+    def _charter(self, name: str, now: float) -> Charter:
+        succeeds = any(name == successor.node for successor in self._successors)
         return Charter(
-            self.run, self.rules, ballots, self._successors, self._charged, dict(self._excluded), self._electors(name)
+            run=self.run,
+            rules=self.rules,
+            ballots=tuple(e.ballot(name) for e in self._authority.electorates),
+            successors=self._successors,
+            restarts=self._charged,
+            excluded=dict(self._excluded),
+            members=self._electors() if succeeds else (),
+            ledger=self._budget.tell(now) if succeeds else None,
         )
 
-    def _electors(self, name: str) -> tuple[str, ...]:
+    def _electors(self) -> tuple[str, ...]:
         """Whom a successor must know, beyond the other successors: those that nobody could tell of their votes."""
         newest = self._authority.newest
-        few = newest is None or newest.size <= len(self._successors) or newest.size > ELECTORS
-        if few or all(name != successor.node for successor in self._successors):
+        if newest is None or newest.size <= len(self._successors) or newest.size > ELECTORS:
             return ()
-        return tuple(newest.votes) if newest is not None else ()
+        return tuple(newest.votes)
 
     @property
     def _known(self) -> tuple[int, int, int]:
@@ -514,15 +523,15 @@ class Job:
         elif member and report.generation < self.generation and report.floor < self.generation:
             self._start(name, node, now)
         elif report.known != self._known:
-            self._send(name, self._charter(name))
+            self._send(name, self._charter(name, now))
         elif member and (lacking := self._calibration.lacks(report)) is not None:
             self._send(name, lacking)
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
-        here = {each: member.join for each, member in self._nodes.items() if member.connected and not member.leaving}
-        keeping = self._snapshots.keeping(name, self.generation, self._roster, here)
-        self._send(name, Start(self._roster[name], self.term.number, self._charter(name), node.report.seq, keeping))
+        keeping = self._snapshots.keeping(name, self.generation, self._roster, self._nodes)
+        charter = self._charter(name, now)
+        self._send(name, Start(self._roster[name], self.term.number, charter, node.report.seq, keeping))
 
     def _digest(self, name: str, node: Member, now: float) -> None:
         """Take a changed report to heart."""
@@ -727,7 +736,7 @@ class Job:
             for name, node in self._nodes.items():
                 if node.connected:
                     self._ack(name, node, now)
-                    self._send(name, self._charter(name))
+                    self._send(name, self._charter(name, now))
         missing = newest.size - len(self._roster)
         if missing and self._free is not None:
             return
@@ -860,11 +869,13 @@ class Job:
     def _let_back(self, now: float) -> None:
         """Places that were left out for a while may be used again, on probation."""
         out = {place for place in self._budget.bans if self._budget.is_out(place, now)}
-        back, self._left_out = self._left_out - out, out
+        before, self._left_out = self._left_out, out
         self._back = self._budget.due(now)
         for name, node in self._nodes.items():
-            if _place_of(node.join) in back:
+            place = _place_of(node.join)
+            if place in before - out:
                 self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
+            if place in before ^ out:
                 self._place(name, node)
 
     def _while_forming(self, now: float) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from outlast.messages import Assignment, Held, Holder, Join, Keeping, Snapshot
+from outlast.core.member import Member
+from outlast.messages import Assignment, Held, Holder, Keeping, Snapshot
 
 OFFERED = 2  # snapshots that are told to nodes: the newest, and what to take if that one is damaged
 MOST_HOLDERS = 1024  # that are told to each node; in a larger job what is told would grow with its square
@@ -52,15 +53,15 @@ class Snapshots:
         self._held.pop(node, None)
 
     def keeping(
-        self, node: str, generation: int, roster: Mapping[str, Assignment], here: Mapping[str, Join]
+        self, node: str, generation: int, roster: Mapping[str, Assignment], nodes: Mapping[str, Member]
     ) -> Keeping:
-        """What to tell a member of this generation. `here`: all nodes that can be reached, members or not."""
+        """What to tell a member of this generation. `nodes`: all that the job knows, members or not."""
         if generation != self._generation:
             self._generation = generation
+            here = {name: each.join for name, each in nodes.items() if each.connected and not each.leaving}
+            reachable = {name: (join.addr, join.keeper) for name, join in here.items()}
             order = sorted(roster, key=lambda each: roster[each].group_rank)
-            places = {each: (here[each].addr, here[each].keeper) for each in order if each in here}
-            reachable = {each: (join.addr, join.keeper) for each, join in here.items()}
-            self._partners = partners(places)
+            self._partners = partners({name: reachable[name] for name in order if name in reachable})
             self._offered = self.whole(reachable) if len(roster) <= MOST_HOLDERS else ()
         return Keeping(self._partners.get(node), self._offered)
 
