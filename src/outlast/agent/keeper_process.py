@@ -169,9 +169,12 @@ class Ear:
     def _hear(self, word: bytes) -> None:
         if word.startswith(NETWORK):
             network = msgspec.json.decode(word[len(NETWORK) :], type=Network)
-            context = certificate.server_side(network.tls) if network.tls is not None else (None, b"")
-            listener = socket.socket(fileno=network.listener)
-            Serving(self._directory, listener, network.key, tls=context)
+            try:
+                context = certificate.server_side(network.tls) if network.tls is not None else (None, b"")
+            except (ImportError, OSError, ValueError) as error:
+                log.error("no other node gets or gives snapshots here, for there is no certificate: %s", error)
+                return
+            Serving(self._directory, socket.socket(fileno=network.listener), network.key, tls=context)
             self._sending = Sending(self._directory, network.key, tls=network.tls is not None)
         elif word.startswith(PARTNER):
             if self._sending is not None:

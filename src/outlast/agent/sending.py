@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import msgspec
 
 from outlast.agent.memory import snapshots
 from outlast.checkpoint import arena
-from outlast.checkpoint.arena import Mark, Slot, chunks, open_slot
+from outlast.checkpoint.arena import Mark, Slot, Ticket, chunks, open_slot
 from outlast.checkpoint.channel import Channel, Done, Go, Piece, Put, Refused, dial, digest_of, length_of
 from outlast.checkpoint.format import CHUNK
 from outlast.wire import WireError
@@ -41,6 +42,8 @@ class Sending:
         self._new = False
         self._partner: tuple[str, int] | None = None
         self._sent: Mark | None = None
+        self._before: Ticket | None = None  # of the last that was sent
+        self._behind = False
         self._trouble = ""  # the last that was said
         threading.Thread(target=self._run, name="outlast-sending", daemon=True).start()
 
@@ -70,6 +73,7 @@ class Sending:
             newest = next(iter(snapshots(self._directory)), None)
             if newest is None or newest.mark == self._sent:
                 continue
+            begun = time.monotonic()
             try:
                 host, port = partner
                 send(newest.paths, newest.mark, dial(host, port, self._key, tls=self._tls))
@@ -82,9 +86,24 @@ class Sending:
                 if self._trouble:
                     log.info("%s has a copy of this node's snapshots again", partner[0])
                 self._trouble = ""
+                self._pace(newest.ticket, time.monotonic() - begun)
                 with self._news:
                     self._sent = newest.mark if self._partner == partner else None
                     self._new = True  # perhaps, meanwhile
+
+    def _pace(self, sent: Ticket, took: float) -> None:
+        """Say once if snapshots are taken faster than they are sent."""
+        before, self._before = self._before, sent
+        if before is None or before.save.run != sent.save.run or sent.save.sequence <= before.save.sequence:
+            return
+        interval = (sent.saved_at - before.saved_at) / (sent.save.sequence - before.save.sequence)
+        if took > interval and sent.save.sequence > before.save.sequence + 1 and not self._behind:
+            self._behind = True
+            log.warning(
+                "a copy of a snapshot takes %.1f s, and one is taken every %.1f s: if a node is lost, there may be none "
+                "that is whole in memory; take them less often (every=), or use a faster network",
+                *(took, interval),
+            )
 
     def _say(self, trouble: str) -> None:
         if trouble != self._trouble:
