@@ -270,6 +270,48 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     fresh: bool = False  # nothing that is kept between restarts is used
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """What a node's memory has of one snapshot."""
+
+    run: Name  # with `sequence`: which snapshot, the same on all ranks
+    sequence: Count
+    step: Count
+    generation: Count
+    world: Count  # ranks that have a shard of it
+    origin: Name  # the id of the directory that it was taken for
+    saved_at: Time
+    ranks: tuple[Count, ...] = ()  # whose shards are there as their workers left them
+    replicas: tuple[Count, ...] = ()  # and whose as another node sent them
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """A keeper that has shards of a snapshot, and where it listens."""
+
+    addr: Address
+    port: Port
+    ranks: tuple[Count, ...] = ()
+    replicas: tuple[Count, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot that all ranks of a generation have sealed, and that is whole in the memory of those who are here."""
+
+    run: Name
+    sequence: Count
+    step: Count
+    world: Count
+    origin: Name
+    saved_at: Time
+    holders: tuple[Holder, ...]
+
+
+class Keeping(msgspec.Struct, frozen=True, array_like=True):
+    """What a node has to know about snapshots when a generation starts."""
+
+    partner: Holder | None = None  # whose memory takes a copy of what is taken here
+    snapshots: tuple[Snapshot, ...] = ()  # that can be restored from memory, the newest first
+
+
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """The whole truth about a node: sent when it changes, and once per heartbeat."""
 
@@ -289,6 +331,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     overdue: Overdue | None = None
     halted: Halted | None = None  # while a change is planned
     sent: Time = 0.0  # by the clock of the agent
+    held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -312,6 +355,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     charter: Charter | None = None
     assignment: Assignment | None = None  # of the newest generation that was started here
     since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
+    keeper: Port = 0  # where its keeper listens; 0: nowhere
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
@@ -372,6 +416,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     term: int
     charter: Charter
     ack: int = 0
+    keeping: Keeping = Keeping()
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):

@@ -25,7 +25,7 @@ from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
 from outlast.agent.hangs import Hangs
 from outlast.agent.judge import Judge
-from outlast.agent.keeper import Keeper
+from outlast.agent.keeper import Keeper, Line, listen
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.place import Place
@@ -39,6 +39,7 @@ from outlast.agent.zygote import Zygote
 from outlast.agent.zygote_process import startup
 from outlast.board import Action, Request
 from outlast.clock import now
+from outlast.commission import Tls
 from outlast.config import Settings, termination_signal
 from outlast.core.node import (
     Agree,
@@ -54,6 +55,7 @@ from outlast.core.node import (
     Halting,
     HaltWorkers,
     Hangup,
+    Holds,
     Host,
     Lease,
     Leave,
@@ -78,8 +80,10 @@ from outlast.messages import (
     Failure,
     FromCoordinator,
     Join,
+    Keeping,
     Leaving,
     Over,
+    Standing,
     State,
     Term,
     Wanted,
@@ -126,7 +130,9 @@ class Agent:
         self.seat = Seat(launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted)
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
-        self._keeper = Keeper(place, linger=settings.snapshot_linger, level=settings.log_level)
+        self._keeper = Keeper(
+            place, linger=settings.snapshot_linger, level=settings.log_level, line=self._line_to_other_keepers()
+        )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
         self._watch: Watch | None = None
@@ -152,10 +158,18 @@ class Agent:
             patience=settings.connect_timeout,
             choose=lambda standings: self._node.choose(standings, now()),
             obeyed=lambda: self._node.obeyed,
-            connected=lambda standing: self._feed(Connected(standing)),
+            connected=self._connected,
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
+
+    def _line_to_other_keepers(self) -> Line | None:
+        settings, launch = self._settings, self._launch
+        listener = listen(loopback=launch.endpoint.loopback) if launch.max_nodes > 1 else None
+        if listener is None:
+            return None
+        tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_ca) if settings.tls else None
+        return Line(listener, self.seat.token, tls, settings.replicas)
 
     def _next_term(self) -> Term:
         return Term(self._node.term.number + 1, self._id)
@@ -259,6 +273,11 @@ class Agent:
         log.warning("%s: %s (once more to end at once)", number.name, what)
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
 
+    def _connected(self, standing: Standing) -> None:
+        if self._node.clear:
+            self._feed(Holds(self._keeper.held()))
+        self._feed(Connected(standing))
+
     def _received(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
@@ -288,7 +307,7 @@ class Agent:
         if isinstance(command, Tell):
             self._link.send(self._joining(command) if command.first else command.report)
         elif isinstance(command, StartWorkers):
-            self._start(command.assignment)
+            self._start(command.assignment, command.keeping)
         elif isinstance(command, StopWorkers):
             grace = self._launch.shutdown_timeout if command.grace is None else command.grace
             self._stop(command.generation, grace)
@@ -334,7 +353,7 @@ class Agent:
             name=self._name,
             nproc=launch.nproc,
             role=launch.role,
-            addr=launch.local_addr or self._address(),
+            addr=self._address(),
             job=launch.job,
             entrypoint=launch.entrypoint,
             nnodes=(launch.min_nodes, launch.max_nodes),
@@ -347,6 +366,7 @@ class Agent:
             charter=self._node.charter,
             assignment=self._node.assignment,
             since=self._place.since,
+            keeper=self._keeper.port,
         )
 
     def _host(self, term: Term) -> None:
@@ -359,13 +379,15 @@ class Agent:
 
     def _address(self) -> str:
         """Where other nodes reach this one: as the network has it, or by the name that they reach it with already."""
+        if self._launch.local_addr:
+            return self._launch.local_addr
         address, endpoint = self._link.address, self._launch.endpoint
         own = ip_address(address.partition("%")[0]).is_loopback and not endpoint.loopback
         return endpoint.host if own else address
 
     # -- workers
 
-    def _start(self, assignment: Assignment) -> None:
+    def _start(self, assignment: Assignment, keeping: Keeping) -> None:
         launch = self._launch
         self._assignment = assignment
         if assignment.fresh and self._zygote is not None:
@@ -380,9 +402,17 @@ class Agent:
         try:
             self._watch = watch = self._watching()
             hook, arena = self._settings.step_hook, str(self._keeper.arena)
+            partner = self._keeper.begin(assignment.generation, self._address(), keeping)
             environments = [
                 worker_environment(
-                    launch, assignment, r, os.environ, board=watch.address(r), arena=arena, step_hook=hook
+                    launch,
+                    assignment,
+                    r,
+                    os.environ,
+                    board=watch.address(r),
+                    arena=arena,
+                    partner=partner,
+                    step_hook=hook,
                 )
                 for r in ranks
             ]
@@ -503,6 +533,7 @@ class Agent:
             self._unwatch()
             self._logs.finish()
             self._release_port()
+            self._feed(Holds(self._keeper.held()))
             self._feed(Cleared(generation))
             if self._node.state is State.FINISHED:
                 log.log(self._level, "generation %d: every worker here has finished", generation)

@@ -46,6 +46,7 @@ from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member
 from outlast.core.roster import assign, choose, rank, world_of
+from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
 from outlast.diagnosis.observation import Observation
 from outlast.messages import (
@@ -157,6 +158,7 @@ class Job:
         self._calibration = Calibration()
         self._change = Change(rules)  # that is planned, in this generation
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
+        self._snapshots = Snapshots()  # in the memory of the nodes
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
@@ -483,7 +485,7 @@ class Job:
             return  # late or doubled: what it says is no longer true
         node.report = report
         news = node.heard(report.sent, now)
-        changed = _changed(known, report)
+        changed = self._snapshots.told(name, report.held) or _changed(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
         if repeated is not None:
@@ -539,7 +541,9 @@ class Job:
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
-        self._send(name, Start(self._roster[name], self.term.number, self._charter(name, now), node.report.seq))
+        keeping = self._snapshots.keeping(name, self.generation, self._roster, self._nodes)
+        charter = self._charter(name, now)
+        self._send(name, Start(self._roster[name], self.term.number, charter, node.report.seq, keeping))
 
     def _digest(self, name: str, node: Member, now: float) -> None:
         """Take a changed report to heart."""
@@ -643,6 +647,7 @@ class Job:
         if node is None or not node.connected:
             return
         node.connected = False
+        self._snapshots.forget(event.node)
         node.until = None if node.clear else event.until
         self._connected -= 1
         if event.ended and self._authority.acts(now):
