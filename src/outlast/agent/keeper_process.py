@@ -43,6 +43,7 @@ from outlast.checkpoint.arena import Mark
 from outlast.checkpoint.background import tell
 from outlast.checkpoint.persist import Outcome, persist
 from outlast.checkpoint.shards import damage
+from outlast.checkpoint.storage import address
 from outlast.commission import Tls
 
 log = logging.getLogger("keeper")
@@ -105,8 +106,8 @@ class Keeper:
     def _write(self, snapshot: Snapshot) -> None:
         """Write it, unless something as new is on disk."""
         ticket = snapshot.ticket
-        with suppress(OSError):
-            stored = disk.found(Path(ticket.directory))
+        with suppress(OSError, ModuleNotFoundError):
+            stored = disk.found(address(ticket.directory))
             if stored and stored[0].step >= ticket.save.step:
                 return
         log.info("writing the snapshot of step %d to disk, which was in memory only", ticket.save.step)

@@ -100,8 +100,8 @@ class Sending:
         if took > interval and sent.save.sequence > before.save.sequence + 1 and not self._behind:
             self._behind = True
             log.warning(
-                "a copy of a snapshot takes %.1f s, and one is taken every %.1f s: if a node is lost, there may be none "
-                "that is whole in memory; take them less often (every=), or use a faster network",
+                "a copy of a snapshot takes %.1f s, and one is taken every %.1f s: if a node is lost, there may be "
+                "none that is whole in memory; take them less often (every=), or use a faster network",
                 *(took, interval),
             )
 

@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import sys
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,12 +76,21 @@ def digest(state: dict[str, Any]) -> str:
     return total.hexdigest()[:12]
 
 
+def agreed(enough: bool) -> bool:
+    """What rank 0 says."""
+    word = torch.tensor([int(enough)])
+    dist.broadcast(word, 0)
+    return bool(word.item())
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("directory")
     options.add_argument("--kind", default="plain")
     options.add_argument("--steps", type=int, default=4)
     options.add_argument("--durable", type=int, default=0, help="every so many steps; 0: never")
+    options.add_argument("--every", type=int, default=None)
+    options.add_argument("--until", type=Path, default=None, help="train until this file is there, whatever --steps is")
     options.add_argument("--kill-at", type=int, default=0, help="this process ends itself (rank 0, first generation)")
     options.add_argument("--pause-at", type=int, default=0, help="wait for ever after this step (first generation)")
     options.add_argument("--wait", action="store_true", help="for ever, after the last step")
@@ -89,13 +100,15 @@ def main() -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # from where it is restored
     state = make(args.kind)
-    checkpointer = outlast.Checkpointer(args.directory, keep_last=2)
+    checkpointer = outlast.Checkpointer(args.directory, keep_last=2, every=args.every)
     start = checkpointer.restore(state)
     where = "" if start == 0 else f" {digest(state)}"
     if rank == 0:
         print(f"restored {start}{where}", flush=True)
-    for step in range(start + 1, args.steps + 1):
+    for step in count(start + 1) if args.until else range(start + 1, args.steps + 1):
         train(state, step)
+        if rank == 0:
+            print(f"trained {step} on {dist.get_world_size() if dist.is_initialized() else 1}", flush=True)
         checkpointer.save(step, state, durable=bool(args.durable) and step % args.durable == 0)
         after = digest(state)
         if dist.is_initialized():
@@ -106,6 +119,8 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         if step == args.pause_at and os.environ.get("OUTLAST_GENERATION") == "1":
             signal.pause()
+        if args.until and agreed(args.until.exists()):
+            break
     if args.durable:
         checkpointer.wait()
     if rank == 0:
