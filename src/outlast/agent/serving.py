@@ -214,10 +214,10 @@ class Copies:
                     raise WireError(f"chunk {number} of rank {ticket.rank}'s shard was damaged on the way")
                 digests[number * DIGEST : (number + 1) * DIGEST] = piece.digest
             slot.seal(ticket)
-        channel.send(Done())
         if ticket.save.sequence:
             # The ranks of this run have all saved before, so those that are left of another one are complete nowhere.
             clear(self._directory, ticket.save.run)
+        channel.send(Done())
         self._sealed()
 
 

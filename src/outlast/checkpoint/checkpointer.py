@@ -147,7 +147,9 @@ class Checkpointer:
             problem = self._try(where, state)
             if not problem:
                 if self._rank == 0:
-                    log.info("step %d is restored from %s", offered, where if isinstance(where, Path) else "memory")
+                    log.info(
+                        "step %d is restored from %s", offered, where if isinstance(where, Path | Url) else "memory"
+                    )
                 return offered
             bad.append(problem)
             if self._rank == 0:
