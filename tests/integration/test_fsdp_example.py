@@ -1,4 +1,4 @@
-"""examples/fsdp_elastic.py in its three scenarios: every sample once per epoch, and the losses of an undisturbed run."""
+"""examples/fsdp_elastic.py in its three scenarios: every sample once per epoch, with the losses of a quiet run."""
 
 from __future__ import annotations
 
@@ -91,11 +91,8 @@ def elastic(name: str, port: int, run: Run) -> Process:
 
 
 def workers(agent: Process) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(agent.pid).children():
-        if EXAMPLE.name in " ".join(child.cmdline()) and "RANK" in child.environ():
-            found.append(child)
-    return found
+    children = psutil.Process(agent.pid).children()
+    return [each for each in children if EXAMPLE.name in " ".join(each.cmdline()) and "RANK" in each.environ()]
 
 
 def test_undisturbed_it_learns_and_goes_on_from_a_chosen_checkpoint(undisturbed: Run, tmp_path: Path) -> None:
