@@ -30,7 +30,7 @@ ALLOWED = {
     "commission": {"messages"},
     "journal": {"core", "messages"},
     "core": {"messages", "config", "diagnosis"},
-    "data": {"worker"},
+    "data": {"worker", "core", "messages"},
 }
 FORBIDDEN = {
     "agent": {"coordinator", "worker", "data", "cli"},

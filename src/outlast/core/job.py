@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
+from outlast.core.dealer import Dealer
 from outlast.core.events import (
     Asked,
     Command,
@@ -33,6 +34,7 @@ from outlast.core.events import (
     Kind,
     Lost,
     Note,
+    Queried,
     Raise,
     Remember,
     Reply,
@@ -151,6 +153,7 @@ class Job:
         self._back: float | None = None  # when the next place that is left out for a while may come back
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
+        self._dealer = Dealer()  # of shards, to whoever asks for them
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
         self._last_call: float | None = None
         self._pend: float | None = None
@@ -255,12 +258,18 @@ class Job:
             self._joined(event.join, now)
         elif isinstance(event, Saw):
             self._saw(event.node, event.seen, now)
+        elif isinstance(event, Queried):
+            self._dealer.ask(event.node, event.query)
+            self.idle = True
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
             self._asked(event.ask, now)
         else:
             self._settle(now)
+        if self._dealer.waits and self.phase is Phase.RUNNING and self._authority.leads(now):
+            world = next(iter(self._roster.values())).world_size
+            self._out += [Send(node, told) for node, told in self._dealer.answers(self.generation, world)]
         return self._out
 
     # -- events
@@ -299,6 +308,7 @@ class Job:
         if join.key:
             self._supersede(join, now)
         self._learn(join, node, now)
+        self._dealer.hear(join.node, join.hands)
         r = self.rules
         self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace))
         self._reported(join.node, join.report, now, again=True)

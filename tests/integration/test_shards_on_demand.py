@@ -1,0 +1,67 @@
+"""Real processes take shards: each is done once in the history that survives, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from jobs import SCRIPTS, free_port, job, node
+from processes import Process
+
+SCRIPT = SCRIPTS / "takes_shards.py"
+
+
+def holding(process: Process, rank: int, why: str) -> int:
+    """Await that this rank waits with a shard in its hands; its pid."""
+    return int(process.wait_for(rf"rank {rank} holds .* {why}: pid (\d+)", 150, anywhere=True)[1])
+
+
+def kill_coordinator(process: Process) -> None:
+    """Kill -9, and await that the next one has taken the generation over."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    (coordinator,) = [each for each in children if any("outlast.coordinator" in word for word in each.cmdline())]
+    coordinator.kill()
+    process.wait_for("took over generation 1", 150, anywhere=True)
+
+
+def is_exact(directory: Path) -> None:
+    model = torch.load(directory / "model.pt", weights_only=True)
+    assert torch.equal(model, torch.ones(2, 103, dtype=torch.int64))
+
+
+@pytest.mark.timeout(400)
+def test_each_shard_once_when_the_coordinator_and_a_worker_are_killed(tmp_path: Path) -> None:
+    flags = ["--nproc-per-node=3", "--max-restarts=1", "--nnodes=1:2", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    with job(*flags, script=SCRIPT, args=[tmp_path]) as process:
+        ranks = [holding(process, rank, "to go on") for rank in range(3)]
+        kill_coordinator(process)  # all of them have a shard, and it knew who has which
+        for pid in ranks:
+            os.kill(pid, signal.SIGUSR1)
+        killed = process.wait_for(r"rank 1 holds .* to be killed after (\d+): pid (\d+)", 150)
+        os.kill(int(killed[2]), signal.SIGKILL)
+        for _ in range(3):
+            process.wait_for(rf"rank \d of 3 goes on after {killed[1]} shards", 150)
+        assert process.wait(150) == 0, process.output
+    assert "2 generations, 1 restart" in process.output
+    is_exact(tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_each_shard_once_when_a_node_is_lost_and_fewer_ranks_go_on(tmp_path: Path) -> None:
+    port, flags = free_port(), ["--nnodes=1:2", "--nproc-per-node=1", "--ft-snapshot-linger=1"]
+    with node("a", port, *flags, script=SCRIPT, args=[tmp_path]) as first:
+        first.wait_for("joined the job")
+        with node("b", port, *flags, script=SCRIPT, args=[tmp_path]) as second:
+            for each in (first, second):
+                pid = each.wait_for(r"holds .* to go on: pid (\d+)", 150, anywhere=True)
+                os.kill(int(pid[1]), signal.SIGUSR1)
+            second.wait_for("to be killed", 150)
+            second.signal(signal.SIGKILL)
+            first.wait_for(r"rank 0 of 1 goes on after \d+ shards", 150)
+            assert first.wait(150) == 0, first.output
+    is_exact(tmp_path)
