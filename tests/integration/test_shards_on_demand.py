@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ from jobs import SCRIPTS, free_port, job, node
 from processes import Process
 
 SCRIPT = SCRIPTS / "takes_shards.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "async_workers.py"
 
 
 def holding(process: Process, rank: int, why: str) -> int:
@@ -27,6 +30,15 @@ def kill_coordinator(process: Process) -> None:
     (coordinator,) = [each for each in children if any("outlast.coordinator" in word for word in each.cmdline())]
     coordinator.kill()
     process.wait_for("took over generation 1", 150, anywhere=True)
+
+
+def await_another(path: Path, timeout: float = 150) -> None:
+    """Await that this file is written, or written anew."""
+    before = path.stat().st_ino if path.exists() else None
+    deadline = time.monotonic() + timeout
+    while not path.exists() or path.stat().st_ino == before:
+        assert time.monotonic() < deadline, f"{path} was not written"
+        time.sleep(0.01)
 
 
 def is_exact(directory: Path) -> None:
@@ -65,3 +77,20 @@ def test_each_shard_once_when_a_node_is_lost_and_fewer_ranks_go_on(tmp_path: Pat
             first.wait_for(r"rank 0 of 1 goes on after \d+ shards", 150)
             assert first.wait(150) == 0, first.output
     is_exact(tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_the_example_with_a_parameter_server_survives_kills_of_a_worker_and_of_the_server(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "newest.pt"
+    flags = ["--nproc-per-node=3", "--max-restarts=2"]
+    with job(*flags, script=SCRIPTS / "runs_example.py", args=[EXAMPLE, tmp_path]) as process:
+        for rank in (2, 0):
+            pid = int(process.wait_for(rf"rank {rank} runs the example: pid (\d+)", 150)[1])
+            await_another(checkpoint)
+            os.kill(pid, signal.SIGKILL)
+            process.wait_for(rf"rank {rank} on node .* failed \(signal 9\)", 150)
+        assert process.wait(200) == 0, process.output
+    left = [int(number) for number in re.findall(r"(\d+) of 80 shards to do", process.output)]
+    assert len(left) == 3
+    assert 80 == left[0] > left[1] > left[2]
+    assert "trained 2000 samples in 2 epochs, each [1] times in each" in process.output
