@@ -221,6 +221,22 @@ def test_a_keeper_is_believed_before_the_holder_after_the_coordinators_death() -
         assert asked(dealer, 1, Take("train", 1, 0)) == Taken(1)
 
 
+def test_before_a_planned_change_all_save_as_soon_as_they_can() -> None:
+    dealer = Dealer()
+    assert asked(dealer, 0, Open(Deck("train", 40, 10, 1, save_every=100), 1, Progress())) == Marked()
+    assert asked(dealer, 0, Take("train", 1, 0)) == Taken(0)
+    assert asked(dealer, 0, Done("train", 1, 0, 0)) == Marked()
+    assert asked(dealer, 1, Take("train", 1, 0)) == Taken(1)
+    dealer.hurry(True)
+    assert asked(dealer, 0, Take("train", 1, 0)) == Due(1)
+    assert asked(dealer, 0, Cut("train", 1, 1), ticket=8) is None
+    assert asked(dealer, 1, Done("train", 1, 1, 1)) == Marked()
+    assert asked(dealer, 1, Take("train", 1, 0)) == Due(1)
+    dealer.ask("node 1", Query(1, 9, 1, Cut("train", 1, 1)))
+    assert {(told.ticket, told.finding) for _, told in dealer.answers(1, 2)} == {(8, Progress(2)), (9, Progress(2))}
+    assert asked(dealer, 0, Take("train", 1, 1)) == Taken(2)  # the change may have been for others
+
+
 def test_ranks_that_do_not_agree_are_told_so() -> None:
     dealer = Dealer()
     assert asked(dealer, 0, Open(DECK, 1, Progress())) == Marked()

@@ -52,6 +52,8 @@ from outlast.core.node import (
     Event,
     Exit,
     Exited,
+    Halting,
+    HaltWorkers,
     Hangup,
     Host,
     Lease,
@@ -146,7 +148,7 @@ class Agent:
         self._welcomed = False
         self._hung_up_since = float("nan")
         self._link = Link(
-            lambda: self.seat.places(self._node.charter),
+            lambda: self.seat.places(self._node.successors),
             self.seat.token,
             tls=self.seat.tls,
             patience=settings.connect_timeout,
@@ -180,6 +182,7 @@ class Agent:
             zygote_environment(launch, os.environ),
             preload=preload,
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
+            spares=launch.nproc if settings.warm_cuda else 0,
         )
         if preload or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()
@@ -315,6 +318,10 @@ class Agent:
         elif isinstance(command, Blame):
             if self._hangs is not None:
                 self._hangs.named(command.named)
+        elif isinstance(command, HaltWorkers):
+            if self._watch is not None:
+                self._watch.halt(command.at, command.durable)
+                self._halting()
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):
@@ -525,7 +532,7 @@ class Agent:
             late=self._late,
             asked=self._asked,
             calibrate=self._measured,
-            rung=self._keeper.look,
+            rung=self._rung,
             longest=self._longest,
         )
 
@@ -536,6 +543,15 @@ class Agent:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+    def _rung(self) -> None:
+        self._keeper.look()
+        self._halting()
+
+    def _halting(self) -> None:
+        halted = self._watch.halted() if self._watch is not None else None
+        if halted is not None and self._assignment is not None:
+            self._feed(Halting(self._assignment.generation, halted))
 
     def _measured(self, number: int | None = None) -> None:
         self._feed(Measured(self._watch.measures() if self._watch is not None else {}, number))

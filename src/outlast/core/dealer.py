@@ -48,6 +48,7 @@ class Dealer:
 
     def __init__(self) -> None:
         self.waits = False  # there may be something to answer that was not looked at
+        self._hurried = False
         self._generation = 0
         self._tables: dict[str, _Table] = {}
         self._gone: set[int] = set()
@@ -75,6 +76,14 @@ class Dealer:
         """A node passes a worker's question on."""
         if self._is_of(query.generation):
             self._new[node, query.ticket] = query
+            self.waits = True
+
+    def hurry(self, hurried: bool) -> None:
+        """The line-up is about to change: all ranks save as soon as they can."""
+        if hurried != self._hurried:
+            self._hurried = hurried
+            for table in self._tables.values():
+                table.hurry(hurried)
             self.waits = True
 
     def answers(self, generation: int, world: int) -> list[tuple[str, Told]]:
@@ -136,6 +145,7 @@ class Dealer:
         known = self._tables.get(name)
         if known is None or known.life < opened.life:
             known = self._tables[name] = _Table(opened)
+            known.hurry(self._hurried)
         if known.life > opened.life:
             return _outdated(name)
         if (known.deck, known.base) != (opened.deck, opened.base):
@@ -157,6 +167,7 @@ class _Table:
         self.deck, self.life, self.base = opened.deck, opened.life, opened.base
         self.low = 0  # every shard below is done; it may lag behind
         self._news = True
+        self._hurried = False
         self._shards = Shards(length=self.deck.length, size=self.deck.size, epochs=self.deck.epochs)
         self._restore(self.base)
         self._save, self._cut = 0, self.base  # the last save that all ranks have come to, and what was done then
@@ -183,6 +194,9 @@ class _Table:
             self._save, self._cut = hand.save, hand.cut
         self._news = True
 
+    def hurry(self, hurried: bool) -> None:
+        self._hurried, self._news = hurried, True
+
     def dismiss(self, gone: set[int]) -> None:
         for rank in gone:
             self._shards.lost(str(rank))
@@ -207,7 +221,8 @@ class _Table:
     def _is_due(self) -> bool:
         """Whether all ranks have to save before they go on."""
         since = self._shards.finished - self._cut.done
-        return bool(self.deck.save_every) and (since >= self.deck.save_every or (self._shards.over and since > 0))
+        enough = 1 if self._shards.over or self._hurried else self.deck.save_every
+        return bool(self.deck.save_every) and since >= enough
 
     def done(self, rank: int, question: Done, asked: tuple[str, int]) -> Finding:
         keeper = self.deck.keeper

@@ -97,7 +97,7 @@ class Kind(str, Enum):
     RESTART = "restart"
     HANG = "hang"
     NODE = "node"  # one came, went, or was refused
-    WAIT = "wait"  # for nodes
+    WAIT = "wait"  # for nodes, or for ranks to save
     CALIBRATION = "calibration"
     JOB = "job"  # it is over
 
