@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -76,6 +77,22 @@ def test_each_shard_once_when_a_node_is_lost_and_fewer_ranks_go_on(tmp_path: Pat
             second.signal(signal.SIGKILL)
             first.wait_for(r"rank 0 of 1 goes on after \d+ shards", 150)
             assert first.wait(150) == 0, first.output
+    is_exact(tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_a_node_that_joins_costs_no_shard(tmp_path: Path) -> None:
+    """Not even the one that is under way: it is finished, and all ranks save, before the line-up changes."""
+    port, flags = free_port(), ["--nnodes=1:2", "--nproc-per-node=1", "--ft-planned-change-timeout=120"]
+    options: dict[str, Any] = {"script": SCRIPT, "args": [tmp_path, "--wait-alone"]}
+    with node("a", port, *flags, **options) as first:
+        pid = first.wait_for(r"rank 0 holds .* to go on: pid (\d+)", 150)[1]  # after the first save, of 4 shards
+        with node("b", port, *flags, **options) as second:
+            first.wait_for(r"all ranks save before it ends \(b joined\)", 150)
+            os.kill(int(pid), signal.SIGUSR1)
+            first.wait_for("all ranks have saved step 5", 150)
+            first.wait_for("rank 0 of 2 goes on after 5 shards", 150)
+            assert [each.wait(150) for each in (first, second)] == [0, 0], first.output
     is_exact(tmp_path)
 
 

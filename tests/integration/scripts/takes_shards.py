@@ -26,6 +26,7 @@ def await_signal(shard: object, why: str) -> None:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("directory", type=Path)
+    options.add_argument("--wait-alone", action="store_true", help="wait also if there is but one rank")
     args = options.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
@@ -50,7 +51,7 @@ def main() -> None:
 
     waited = 0
     for shard in shards:
-        if start == 0 and world > 1 and waited < len(saved) < 3:
+        if start == 0 and (world > 1 or args.wait_alone) and waited < len(saved) < 3:
             waited = len(saved)
             if waited == 1:
                 await_signal(shard, "to go on")
