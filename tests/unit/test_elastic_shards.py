@@ -18,8 +18,24 @@ from outlast.core.dealer import Dealer
 from outlast.core.events import Command, Queried, Send
 from outlast.core.hand import Memo
 from outlast.data import shards as module
-from outlast.messages import Deck, Done, Finding, Hands, Inquiry, Open, Progress, Query, Question, Take, Taken, Told
+from outlast.messages import (
+    Deck,
+    Done,
+    Finding,
+    Hands,
+    Inquiry,
+    Marked,
+    Open,
+    Progress,
+    Query,
+    Question,
+    Take,
+    Taken,
+    Told,
+)
 from outlast.worker.desk import Desk as Client
+
+DECK = Deck("train", 100, 10, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -205,6 +221,33 @@ def test_what_cannot_be_read_is_answered_and_goes_no_further() -> None:
     asyncio.run(story())
 
 
+def test_an_answer_is_remembered_also_when_nobody_waits_for_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator has acted on it, and another one must not think otherwise."""
+
+    async def story() -> None:
+        wire = Wire()
+        await wire.desk.open()
+        wire.desk.begin(3, first_rank=4, ranks=2)
+        _, writer = await asyncio.open_unix_connection(f"\0{wire.desk.address}")
+        asked = []
+        for question in (Open(DECK, 1, Progress()), Take("train", 1, 0)):
+            frame = msgspec.msgpack.encode(Inquiry(3, 4, question))
+            writer.write(len(frame).to_bytes(4, "big") + frame)
+            asked.append(await wire.next())
+        gone, left = asyncio.Event(), wire.desk.left
+        monkeypatch.setattr(wire.desk, "left", lambda visitor: (left(visitor), gone.set()))
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 60)
+        for query, finding in zip(asked, (Marked(), Taken(7)), strict=True):
+            wire.desk.told(Told(3, query.ticket, finding))
+        statement = wire.desk.statement()
+        assert statement is not None
+        assert statement.hands[0].held == {4: 7}
+        wire.desk.close()
+
+    asyncio.run(story())
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_other_users_are_refused() -> None:
     async def story() -> None:
@@ -229,9 +272,6 @@ def test_other_users_are_refused() -> None:
 
 
 # -- the job
-
-
-DECK = Deck("train", 100, 10, 1)
 
 
 def ask(here: Rehearsal, node: str, memo: Memo, question: Question, now: float = 1.0) -> list[Command]:

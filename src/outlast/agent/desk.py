@@ -24,7 +24,7 @@ from outlast.messages import Finding, Gone, Hands, Inquiry, Query, Told, Unfit
 
 log = logging.getLogger("agent")
 
-LONGEST = 1 << 20  # bytes of a question
+LONGEST = 1 << 19  # bytes of a question: it has to fit into a message to the coordinator
 _decoder = msgspec.msgpack.Decoder(Inquiry)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -71,10 +71,9 @@ class Desk:
         self._send(query)
 
     def left(self, visitor: Visitor) -> None:
-        """Nobody waits for the answer any more."""
+        """It waits for no answer any more. That is remembered all the same, for the coordinator has acted on it."""
         self.visitors.discard(visitor)
-        if self._waiting.pop(visitor.ticket, None) is not None:
-            self._memo.forget(visitor.ticket)
+        self._waiting.pop(visitor.ticket, None)
 
     def exited(self, rank: int) -> None:
         """A worker has exited, and has not failed: the others may go on without it."""

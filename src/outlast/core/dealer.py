@@ -32,7 +32,7 @@ from outlast.messages import (
     Unfit,
 )
 
-AHEAD = 1 << 16  # shards that may be begun while a slow rank has an older one: agents have to remember those
+AHEAD = 1 << 15  # shards that may be begun while a slow rank has an older one: agents have to remember those
 
 
 class Dealer:

@@ -69,7 +69,7 @@ class Memo:
         return query
 
     def hear(self, told: Told) -> Finding | None:
-        """What to tell the worker that asked with this ticket; None: nobody waits for it."""
+        """What to tell the worker that asked with this ticket; None: it was told."""
         query = self._waiting.pop(told.ticket, None) if told.generation == self.generation else None
         if query is None:
             return None
@@ -77,10 +77,6 @@ class Memo:
         if not isinstance(query.question, Open | Gone) and query.question.name in self._hands:
             self._hands[query.question.name].prune(told.low)
         return told.finding
-
-    def forget(self, ticket: int) -> None:
-        """Whoever asked does not wait any more."""
-        self._waiting.pop(ticket, None)
 
     def _note(self, rank: int, question: Question, finding: Finding) -> None:
         if isinstance(finding, Unfit):
