@@ -20,6 +20,7 @@ import msgspec
 
 from outlast import rulebook
 from outlast.agent import supervisor
+from outlast.agent.desk import Desk
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
@@ -86,6 +87,7 @@ from outlast.messages import (
     Standing,
     State,
     Term,
+    Told,
     Wanted,
     Welcome,
     Wish,
@@ -162,6 +164,7 @@ class Agent:
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
+        self._desk = Desk(self._link.send)
 
     def _line_to_other_keepers(self) -> Line | None:
         settings, launch = self._settings, self._launch
@@ -210,6 +213,7 @@ class Agent:
             self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
         if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
             self._guard.start()
+        await self._desk.open()
         linking = asyncio.create_task(self._link.run())
         try:
             linking.add_done_callback(self._link_ended)
@@ -223,6 +227,7 @@ class Agent:
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
         self._unwatch()
+        self._desk.close()
         if self._extension is not None:
             self._extension.close()  # whoever waits for its answer does so no longer
         if self._tasks:
@@ -282,7 +287,12 @@ class Agent:
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
             log.log(self._level, "joined the job as node %s", self._name)
+        if isinstance(message, Told):
+            self._desk.told(message)
+            return
         self._feed(Received(message))
+        if isinstance(message, Welcome):
+            self._desk.repeat()
 
     # -- the core
 
@@ -367,6 +377,7 @@ class Agent:
             assignment=self._node.assignment,
             since=self._place.since,
             keeper=self._keeper.port,
+            hands=self._desk.statement(),
         )
 
     def _host(self, term: Term) -> None:
@@ -412,10 +423,12 @@ class Agent:
                     board=watch.address(r),
                     arena=arena,
                     partner=partner,
+                    desk=self._desk.address,
                     step_hook=hook,
                 )
                 for r in ranks
             ]
+            self._desk.begin(assignment.generation, assignment.first_rank, launch.nproc)
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
@@ -461,6 +474,8 @@ class Agent:
         assert self._assignment is not None
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
+        if exit_code == 0:
+            self._desk.exited(self._assignment.first_rank + local_rank)
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
         if exit_code != 0 and not hung and not self._node.told_to_stop:

@@ -25,6 +25,7 @@ from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change
+from outlast.core.dealer import Dealer
 from outlast.core.events import (
     Asked,
     Command,
@@ -35,6 +36,7 @@ from outlast.core.events import (
     Kind,
     Lost,
     Note,
+    Queried,
     Raise,
     Remember,
     Reply,
@@ -157,6 +159,7 @@ class Job:
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
         self._change = Change(rules)  # that is planned, in this generation
+        self._dealer = Dealer()  # of shards, to whoever asks for them
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
         self._snapshots = Snapshots()  # in the memory of the nodes
         self._last_call: float | None = None
@@ -263,12 +266,19 @@ class Job:
             self._joined(event.join, now)
         elif isinstance(event, Saw):
             self._saw(event.node, event.seen, now)
+        elif isinstance(event, Queried):
+            self._dealer.ask(event.node, event.query)
+            self.idle = True
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
             self._asked(event.ask, now)
         else:
             self._settle(now)
+        self._dealer.hurry(self._change.planned)
+        if self._dealer.waits and self.phase is Phase.RUNNING and self._authority.leads(now):
+            world = next(iter(self._roster.values())).world_size
+            self._out += [Send(node, told) for node, told in self._dealer.answers(self.generation, world)]
         return self._out
 
     # -- events
@@ -307,6 +317,7 @@ class Job:
         if join.key:
             self._supersede(join, now)
         self._learn(join, node, now)
+        self._dealer.hear(join.node, join.hands)
         r = self.rules
         self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
