@@ -28,6 +28,7 @@ from outlast.agent.judge import Judge
 from outlast.agent.keeper import Keeper
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
+from outlast.agent.pace import Pacing
 from outlast.agent.place import Place
 from outlast.agent.ports import StorePort
 from outlast.agent.seat import Seat
@@ -59,6 +60,7 @@ from outlast.core.node import (
     Node,
     NotHosted,
     Observe,
+    Paced,
     Received,
     Retire,
     Show,
@@ -78,6 +80,7 @@ from outlast.messages import (
     Join,
     Leaving,
     Over,
+    Pace,
     State,
     Term,
     Wanted,
@@ -132,6 +135,7 @@ class Agent:
         self._ending = termination_signal(settings.rank_termination_signal)
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hangs: Hangs | None = None
+        self._pacing: Pacing | None = None
         self._error_files: list[str] = []
         self._witness = Witness()
         self._judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
@@ -385,6 +389,7 @@ class Agent:
             self._witness.begin(streams)
             self._guard.watch(self._group.pids)
             self._hangs = self._attending(assignment, self._group, watch)
+            self._pacing = self._paces(assignment, watch)
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
@@ -515,7 +520,26 @@ class Agent:
             longest=self._longest,
         )
 
+    def _paces(self, assignment: Assignment, watch: Watch) -> Pacing | None:
+        """Looks at how the ranks get on, to be compared with all others; where there are others."""
+        if self._settings.straggler == "off" or assignment.world_size == 1:
+            return None
+
+        def tell(paces: tuple[Pace, ...]) -> None:
+            self._feed(Paced(assignment.generation, paces))
+
+        return Pacing(
+            watch.progress,
+            first_rank=assignment.first_rank,
+            nproc=self._launch.nproc,
+            nodes=assignment.group_world_size,
+            tell=tell,
+        )
+
     def _unwatch(self) -> None:
+        if self._pacing is not None:
+            self._pacing.close()
+            self._pacing = None
         if self._hangs is not None:
             self._hangs.close()
             self._hangs = None

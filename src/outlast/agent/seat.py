@@ -176,6 +176,8 @@ class Seat:
             crash_loop=settings.crash_loop,
             exclude_for=settings.exclude_for,
             eviction_limit=settings.eviction_limit,
+            straggler=settings.straggler,
+            straggler_factor=settings.straggler_factor,
             alone=launch.endpoint.port == 0,
         )
 

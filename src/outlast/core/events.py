@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from outlast.core.authority import Memory
+from outlast.core.stragglers import Straggler
 from outlast.diagnosis.culprit import Verdict
 from outlast.messages import Answer, Ask, FromCoordinator, Join, Report, Seen
 
@@ -29,6 +30,13 @@ class Saw(msgspec.Struct, frozen=True, tag="saw"):
 
     node: str
     seen: Seen
+
+
+class Straggled(msgspec.Struct, frozen=True, tag="straggled"):
+    """Ranks of a node are slower than the others, or are so no longer."""
+
+    node: str
+    straggler: Straggler
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
@@ -54,7 +62,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Saw | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Straggled | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -89,6 +97,7 @@ class Kind(str, Enum):
     END = "end"  # of a generation
     RESTART = "restart"
     HANG = "hang"
+    STRAGGLER = "straggler"
     NODE = "node"  # one came, went, or was refused
     WAIT = "wait"  # for nodes
     CALIBRATION = "calibration"
@@ -102,6 +111,7 @@ class Note(msgspec.Struct, frozen=True):
     kind: Kind
     generation: int
     verdict: Verdict | None = None  # of a hang
+    straggler: Straggled | None = None
 
 
 class Cordon(msgspec.Struct, frozen=True):

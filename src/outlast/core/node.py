@@ -31,6 +31,8 @@ from outlast.messages import (
     Named,
     Over,
     Overdue,
+    Pace,
+    Paces,
     Refuse,
     Report,
     Seen,
@@ -119,6 +121,13 @@ class Observed(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
 
+class Paced(msgspec.Struct, frozen=True):
+    """How the ranks here got on since the last time."""
+
+    generation: int
+    paces: tuple[Pace, ...]
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -139,6 +148,7 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Paced
     | NotHosted
     | Tick
 )
@@ -190,7 +200,7 @@ class Observe(msgspec.Struct, frozen=True):
 class Show(msgspec.Struct, frozen=True):
     """Send what was seen."""
 
-    seen: Seen
+    seen: Seen | Paces
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -378,6 +388,9 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Paced):
+            if self._connected and self._runs(event.generation):
+                self._out.append(Show(Paces(event.generation, event.paces)))
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
