@@ -30,6 +30,7 @@ from outlast.messages import Pace, Paces
 BEGINS, MOST = 5.0, 8.0
 LEAST_NOISE, FIRST_NOISE = 0.03, 0.1  # of the logarithm of a time
 SMOOTHING = 0.1
+SAMPLE = 1024  # ranks are enough to know the median and the noise
 MATTERS = 0.02  # of a step
 ON_THE_WAY = 0.6  # of a step: whoever is busy for less waits itself, and keeps nobody waiting by what it does
 COMPENSATED = 0.5  # of what a rank needs more, that it needs less elsewhere
@@ -134,30 +135,34 @@ class Stragglers:
 
     def _compare(self) -> list[tuple[str, Straggler]]:
         """A round is complete."""
-        paces, self._fresh = _of_the_same_time(self._fresh), {}
+        paces, self._fresh = self._fresh, {}
         if len(paces) < 2 or len(paces) <= COMPARABLE * len(self._homes):
             return []
         round_ = _Round(paces)
-        for section, times in round_.times.items():
-            self._listen(section, times)
-            for rank, seconds in times.items():
-                slow = round_.is_slow(rank, section)
-                self._count(paces[rank], section, math.log(seconds / round_.middle[section]) if slow else 0.0)
+        self._listen(round_)
+        cuts = {section: middle * math.exp(self._threshold) for section, middle in round_.middle.items()}
+        suspects = {(rank, section) for rank, pace in paces.items() for section in _above(pace, cuts)}
+        for rank, section in sorted(suspects | {key for key in self._sums if key[0] in paces and key[1] in cuts}):
+            if round_.has(paces[rank]):
+                self._count(paces[rank], section, round_.excess(paces[rank], section))
         self._before = paces
         over = [rank for rank, each in self._named.items() if (rank, each.said.section) not in self._sums]
         return self._over(over) + self._begun(paces)
 
-    def _listen(self, section: str, times: Mapping[int, float]) -> None:
+    def _listen(self, round_: _Round) -> None:
         """How much noise there is."""
-        changes = [
-            abs(math.log(seconds / before))
-            for rank, seconds in times.items()
-            if rank in self._before and (before := _times(self._before[rank]).get(section))
-        ]
-        if changes:
-            known = self._noise.get(section, FIRST_NOISE)
-            # Of normal noise, the median of the differences is 0.95 standard deviations.
-            self._noise[section] = known + SMOOTHING * (_median(changes) / 0.95 - known)
+        for section in round_.middle:
+            changes = [
+                abs(math.log(seconds / before))
+                for pace in round_.sample
+                if (seconds := _time(pace, section))
+                and pace.rank in self._before
+                and (before := _time(self._before[pace.rank], section))
+            ]
+            if changes:
+                known = self._noise.get(section, FIRST_NOISE)
+                # Of normal noise, the median of the differences is 0.95 standard deviations.
+                self._noise[section] = known + SMOOTHING * (_median(changes) / 0.95 - known)
 
     def _count(self, pace: Pace, section: str, excess: float) -> None:
         key, noise = (pace.rank, section), max(self._noise.get(section, FIRST_NOISE), LEAST_NOISE)
@@ -214,52 +219,59 @@ class Stragglers:
 
 
 class _Round:
-    """What all ranks have told at about the same time."""
+    """What all ranks have told at about the same time. Of very many, some are enough to know the middle."""
 
     def __init__(self, paces: Mapping[int, Pace]) -> None:
-        self._paces = paces
-        times: dict[str, dict[int, float]] = {}
-        for rank, pace in paces.items():
-            for section, seconds in _times(pace).items():
-                times.setdefault(section, {})[rank] = seconds
-        self.times = {name: each for name, each in times.items() if len(each) > max(1, COMPARABLE * len(paces))}
-        ordered = {name: sorted(each.values()) for name, each in self.times.items()}
-        self.middle = {name: each[(len(each) - 1) // 2] for name, each in ordered.items()}
-        self._upper = {name: each[len(each) // 2] for name, each in ordered.items()}
-        told = {pace.waited for pace in paces.values()}
-        self._waiting = {name for name in self.times if name in told or _is_called_waiting(name)} - {BUSY}
+        sample = [*paces.values()][:: 1 + len(paces) // SAMPLE]
+        self._middle = sorted(sample, key=lambda pace: pace.last)[len(sample) // 2]
+        self.sample = [pace for pace in sample if self.has(pace)]
+        times: dict[str, list[float]] = {}
+        for pace in self.sample:
+            for section in (*pace.sections, BUSY):
+                if seconds := _time(pace, section):
+                    times.setdefault(section, []).append(seconds)
+        least = max(1, COMPARABLE * len(self.sample))
+        ordered = {section: sorted(each) for section, each in times.items() if len(each) > least}
+        self.middle = {section: each[(len(each) - 1) // 2] for section, each in ordered.items()}
+        self._upper = {section: each[len(each) // 2] for section, each in ordered.items()}
+        told = {pace.waited for pace in self.sample}
+        self._waiting = {name for name in self.middle if name in told or _is_called_waiting(name)} - {BUSY}
 
-    def is_slow(self, rank: int, section: str) -> bool:
-        """Whether this rank needs longer, by so much that it matters, and not because it waits for others."""
-        pace, middle = self._paces[rank], self.middle[section]
-        excess = self.times[section][rank] - middle
-        if section in self._waiting or excess < MATTERS * pace.step:
+    def has(self, pace: Pace) -> bool:
+        """Whether its steps meet the steps of most: of nodes that look at different times, at least the ends do."""
+        return pace.first <= self._middle.last and pace.last >= self._middle.first
+
+    def excess(self, pace: Pace, section: str) -> float:
+        """The logarithm of the ratio to the median; 0, if that does not matter, or is no fault of this rank."""
+        seconds = _time(pace, section)
+        return math.log(seconds / self.middle[section]) if seconds and self._is_slow(pace, section, seconds) else 0.0
+
+    def _is_slow(self, pace: Pace, section: str, seconds: float) -> bool:
+        more = seconds - self.middle[section]
+        if section in self._waiting or more < MATTERS * pace.step:
             return False
         if section == BUSY:
-            return self.times[section][rank] >= ON_THE_WAY * pace.step
-        others = (name for name in self.times if name not in self._waiting | {BUSY, section})
-        gained = sum(max(0.0, self._upper[name] - self.times[name].get(rank, math.inf)) for name in others)
-        return gained < COMPENSATED * excess
+            return seconds >= ON_THE_WAY * pace.step
+        others = (name for name in self.middle if name not in self._waiting | {BUSY, section})
+        less = sum(max(0.0, self._upper[name] - pace.sections.get(name, math.inf)) for name in others)
+        return less < COMPENSATED * more
 
 
-def _of_the_same_time(paces: Mapping[int, Pace]) -> dict[int, Pace]:
-    """Those whose steps meet the steps of most: of nodes that look at different times, at least the ends do."""
-    middle = sorted(paces.values(), key=lambda pace: pace.last)[len(paces) // 2]
-    return {rank: pace for rank, pace in paces.items() if pace.first <= middle.last and pace.last >= middle.first}
+def _above(pace: Pace, cuts: Mapping[str, float]) -> list[str]:
+    """The sections in which a rank takes longer than this."""
+    found = [section for section, seconds in pace.sections.items() if seconds > cuts.get(section, math.inf)]
+    return [*found, BUSY] if pace.busy is not None and pace.busy > cuts.get(BUSY, math.inf) else found
+
+
+def _time(pace: Pace, section: str) -> float | None:
+    """Seconds per step, if there were any."""
+    return pace.busy if section == BUSY else pace.sections.get(section)
 
 
 def _median(values: Iterable[float]) -> float:
     """The upper one of an even number. (Not that of `statistics`, which would load all that there is of numbers.)"""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
-
-
-def _times(pace: Pace) -> dict[str, float]:
-    """Seconds per step, by section, of those that took any time."""
-    times = {section: seconds for section, seconds in pace.sections.items() if seconds > 0.0}
-    if pace.busy:
-        times[BUSY] = pace.busy
-    return times
 
 
 def _is_called_waiting(section: str) -> bool:
