@@ -279,9 +279,9 @@ def costs() -> list[list[str]]:
 
     def look() -> None:
         session.step()
-        progress = board.progress(0)
-        assert progress is not None
-        strides.look({0: (progress, busy_seconds(progress.pid))})
+        totals = board.totals(0)
+        assert totals is not None
+        strides.look({0: (totals, busy_seconds(totals.pid))})
 
     stragglers, ranks = Stragglers(1.2), 1000
     numbers = iter(range(10**9))

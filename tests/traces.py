@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outlast.board import ONE_MORE, SPENT_BITS, Progress, Spent
+from outlast.board import ONE_MORE, SPENT_BITS, Spent, Totals
 from outlast.core.pace import Strides, interval
 from outlast.core.stragglers import Straggler, Stragglers
 from outlast.messages import Paces
@@ -139,13 +139,13 @@ class Training:
         rank.now += seconds
         rank.ahead.append((rank.now, name, seconds, busy))
 
-    def _look(self, number: int, at: float) -> dict[int, tuple[Progress, float | None]]:
-        seen: dict[int, tuple[Progress, float | None]] = {}
+    def _look(self, number: int, at: float) -> dict[int, tuple[Totals, float | None]]:
+        seen: dict[int, tuple[Totals, float | None]] = {}
         for local_rank, rank in enumerate(self._ranks[each] for each in self._nodes[number]):
             rank.catch_up(at)
             if rank.step:
                 spent = {name: Spent(word) for name, word in rank.spent.items()} if self._shown else {}
                 waited = self._waits if self._known else ""
-                progress = Progress(read_at=at, pid=1, step=rank.step, step_at=rank.step_at, spent=spent, waited=waited)
-                seen[local_rank] = (progress, rank.busy)
+                totals = Totals(read_at=at, pid=1, step=rank.step, step_at=rank.step_at, spent=spent, waited=waited)
+                seen[local_rank] = (totals, rank.busy)
         return seen

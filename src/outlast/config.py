@@ -143,6 +143,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "(job end and drain use --shutdown-timeout)."
         ),
     ] = 0.05
+    planned_change_timeout: Annotated[
+        Seconds,
+        _about(
+            "Seconds that a planned change (a node joins or drains, `outlast restart`) waits for all ranks to come to "
+            "their next save, so that no step is lost; 0: it does not wait."
+        ),
+    ] = 20.0
     snapshot_linger: Annotated[
         Seconds,
         _about(
@@ -163,6 +170,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flags=("--warm-preload", "--warm_preload"),
         ),
     ] = ""
+    warm_cuda: Annotated[
+        bool,
+        _about(
+            "Keep a spare process for each worker that has a CUDA context already; it costs the memory of one.",
+            flags=("--warm-cuda", "--warm_cuda"),
+        ),
+    ] = False
     supervise: Annotated[
         bool,
         _about(

@@ -50,6 +50,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     eviction_limit: int = 3  # nodes left out in an hour
     straggler: str = "warn"  # what is done about ranks that are slower than the others: "warn", "exclude", "off"
     straggler_factor: float = 1.2
+    planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
 
 
@@ -246,6 +247,16 @@ class Measures(msgspec.Struct, frozen=True, array_like=True):
     longest: Annotated[dict[Name, Time], msgspec.Meta(max_length=128)] = {}
 
 
+class Halted(msgspec.Struct, frozen=True, array_like=True):
+    """Where the ranks of a node are, before a planned change. Boundaries are numbered within a generation."""
+
+    at: Count  # the boundary at which they are to halt, as far as the node knows; 0: at the next one, until it is named
+    able: bool  # all of them come to boundaries
+    passed: Count  # the last one that any of them has gone past
+    sealed: Count = 0  # all of them have saved at this one, and wait there
+    step: Count | None = None  # which was that of this step; None: not all could
+
+
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
     """One node's place in a generation. Its size does not grow with the number of nodes."""
 
@@ -279,6 +290,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     measures: Measures = Measures(0)  # the newest that it was asked for, by one of its ranks or by the coordinator
     agreed: Count = 0  # the newest round of calibration that it knows the result of
     overdue: Overdue | None = None
+    halted: Halted | None = None  # while a change is planned
     sent: Time = 0.0  # by the clock of the agent
 
 
@@ -356,6 +368,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     heartbeat: float
     lease: float
     restart_grace: float
+    successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()  # where else to look for others
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
@@ -415,6 +428,14 @@ class Named(msgspec.Struct, frozen=True, array_like=True, tag="named"):
     sentence: Reason
 
 
+class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
+    """A change is planned: let your ranks save at this boundary, and wait there for their end."""
+
+    generation: Count
+    at: Count = 0  # 0: not named yet; whoever comes to one waits for that
+    durable: bool = True  # and have it written to disk
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Stop every worker up to this generation, and never start one of them again."""
 
@@ -442,5 +463,5 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
 
 FromAgent = Join | Report | Seen | Paces | Ask
 FromCoordinator = (
-    Standing | Welcome | Charter | Ack | Start | Measure | Agreed | Look | Named | Stop | Over | Refuse | Answer
+    Standing | Welcome | Charter | Ack | Start | Measure | Agreed | Look | Named | Halt | Stop | Over | Refuse | Answer
 )

@@ -47,6 +47,7 @@ def test_the_defaults_are_decisions() -> None:
         "events": "",
         "tie_break": "off",
         "restart_grace": 0.05,
+        "planned_change_timeout": 20.0,
         "snapshot_linger": 60.0,
         "warm_start": True,
         "warm_preload": "",

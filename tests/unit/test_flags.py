@@ -73,6 +73,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
     ours = set(flags_of(parser({}))) - set(torch_flags()) - set(HELP)
     assert ours == {
         *("--ft-cfg-path", "--ft-cfg_path"),
+        *("--ft-planned-change-timeout", "--ft-planned_change_timeout"),
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
         *("--ft-use-infra-group-rank", "--ft-use_infra_group_rank"),
         *("--ft-node-name", "--ft-node_name"),

@@ -67,16 +67,16 @@ def test_sections_add_up_on_the_board_and_the_one_before_the_optimizers_step_is_
     board: Board, clock: list[float]
 ) -> None:
     session = Session({VARIABLE: board.address(0)})
-    assert board.progress(0) is None
+    assert board.totals(0) is None
     for _ in range(3):
         step(session, clock, forward=0.25)
-    progress = board.progress(0)
-    assert progress is not None
-    assert {name: spent.after(None) for name, spent in progress.spent.items()} == {
+    totals = board.totals(0)
+    assert totals is not None
+    assert {name: spent.after(None) for name, spent in totals.spent.items()} == {
         "forward": (3, pytest.approx(0.75)),
         "backward": (3, pytest.approx(1.5)),
     }
-    assert (progress.step, progress.pid, progress.waited) == (3, os.getpid(), "backward")
+    assert (totals.step, totals.pid, totals.waited) == (3, os.getpid(), "backward")
 
 
 def test_a_total_that_has_no_more_room_begins_anew_and_nothing_is_lost(board: Board, clock: list[float]) -> None:
@@ -84,10 +84,10 @@ def test_a_total_that_has_no_more_room_begins_anew_and_nothing_is_lost(board: Bo
     step(session, clock, forward=0.25)
     session._names["forward"].spent = (1 << 63) - ONE_MORE + 5  # 131,071 sections
     step(session, clock, forward=0.25)
-    before = board.progress(0)
+    before = board.totals(0)
     step(session, clock, forward=0.75)
     step(session, clock, forward=0.75)
-    after = board.progress(0)
+    after = board.totals(0)
     assert before is not None
     assert after is not None
     assert after.spent["forward"].after(before.spent["forward"]) == (2, 1.5)
@@ -101,7 +101,7 @@ def test_what_lies_between_two_looks_is_told_once_all_ranks_of_the_node_have_mad
     strides = Strides(first_rank=8)
 
     def look() -> tuple[Pace, ...]:
-        seen = {rank: (each, None) for rank in (0, 1) if (each := board.progress(rank)) is not None}
+        seen = {rank: (each, None) for rank in (0, 1) if (each := board.totals(rank)) is not None}
         return strides.look(seen)
 
     for session in sessions:

@@ -52,6 +52,8 @@ from outlast.core.node import (
     Event,
     Exit,
     Exited,
+    Halting,
+    HaltWorkers,
     Hangup,
     Host,
     Lease,
@@ -148,7 +150,7 @@ class Agent:
         self._welcomed = False
         self._hung_up_since = float("nan")
         self._link = Link(
-            lambda: self.seat.places(self._node.charter),
+            lambda: self.seat.places(self._node.successors),
             self.seat.token,
             tls=self.seat.tls,
             patience=settings.connect_timeout,
@@ -181,6 +183,7 @@ class Agent:
             zygote_environment(launch, os.environ),
             preload=preload,
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
+            spares=launch.nproc if settings.warm_cuda else 0,
         )
         if preload or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()
@@ -309,6 +312,10 @@ class Agent:
         elif isinstance(command, Blame):
             if self._hangs is not None:
                 self._hangs.named(command.named)
+        elif isinstance(command, HaltWorkers):
+            if self._watch is not None:
+                self._watch.halt(command.at, command.durable)
+                self._halting()
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):
@@ -516,7 +523,7 @@ class Agent:
             late=self._late,
             asked=self._asked,
             calibrate=self._measured,
-            rung=self._keeper.look,
+            rung=self._rung,
             longest=self._longest,
         )
 
@@ -529,7 +536,7 @@ class Agent:
             self._feed(Paced(assignment.generation, paces))
 
         return Pacing(
-            watch.progress,
+            watch.totals,
             first_rank=assignment.first_rank,
             nproc=self._launch.nproc,
             nodes=assignment.group_world_size,
@@ -546,6 +553,15 @@ class Agent:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+    def _rung(self) -> None:
+        self._keeper.look()
+        self._halting()
+
+    def _halting(self) -> None:
+        halted = self._watch.halted() if self._watch is not None else None
+        if halted is not None and self._assignment is not None:
+            self._feed(Halting(self._assignment.generation, halted))
 
     def _measured(self, number: int | None = None) -> None:
         self._feed(Measured(self._watch.measures() if self._watch is not None else {}, number))

@@ -1,6 +1,6 @@
 """How the workers of a generation get on: a look at the board now and then, and what lies between two of them.
 
-    pacing = Pacing(progress=watch.progress, first_rank=8, nproc=8, nodes=2, tell=…); pacing.close()
+    pacing = Pacing(totals=watch.totals, first_rank=8, nproc=8, nodes=2, tell=…); pacing.close()
 
 A look costs some microseconds for each worker, and the workers nothing. Nothing is told while no step is made.
 """
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from outlast.board import Progress
+from outlast.board import Totals
 from outlast.core.pace import Strides, interval
 from outlast.messages import Pace
 
@@ -21,14 +21,14 @@ class Pacing:
 
     def __init__(
         self,
-        progress: Callable[[int], Progress | None],
+        totals: Callable[[int], Totals | None],
         *,
         first_rank: int,
         nproc: int,
         nodes: int,
         tell: Callable[[tuple[Pace, ...]], None],
     ) -> None:
-        self._progress, self._tell = progress, tell
+        self._totals, self._tell = totals, tell
         self._strides = Strides(first_rank)
         self._ranks = range(nproc)
         self._every = interval(nodes)
@@ -41,7 +41,7 @@ class Pacing:
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(self._every, self._look)
-        seen = {rank: progress for rank in self._ranks if (progress := self._progress(rank)) is not None}
+        seen = {rank: totals for rank in self._ranks if (totals := self._totals(rank)) is not None}
         paces = self._strides.look({rank: (each, busy_seconds(each.pid)) for rank, each in seen.items()})
         if paces:
             self._tell(paces)

@@ -8,7 +8,8 @@ import pickle
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import torch.distributed as dist
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, address, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
+from outlast.checkpoint.flight import Runway
 from outlast.checkpoint.format import Damaged, Found, Save
 from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
 from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
 from outlast.checkpoint.state import Sources, flatten
+from outlast.worker.boundary import Halt, boundaries
 from outlast.worker.session import session
 
 log = logging.getLogger("outlast")
@@ -46,7 +49,8 @@ class Checkpointer:
 
     All ranks call it alike. Values may be models, optimizers, anything with `state_dict` and `load_state_dict`,
     tensors, numbers, and dictionaries and lists of these. `every=N` makes all calls of `save` but each Nth step's do
-    nothing, those with `durable=True` apart.
+    nothing, those with `durable=True` apart. On a GPU, what the optimizer steps is copied while training goes on, and
+    its next step waits for it; `overlap=False` makes `save` wait instead.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Checkpointer:
         *,
         keep_last: int = 3,
         every: int | None = None,
+        overlap: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if keep_last < 1:
@@ -76,8 +81,11 @@ class Checkpointer:
         self._number = 0
         if place and session.attached:
             self._place, self._number = address(place)
+        self._runway = Runway() if overlap else None
         self._arena: Arena | None = None
         self._background: Background | None = None
+        if process_group is None:  # else others may save at other times
+            boundaries.expect()
 
     def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
         """Take a snapshot: returns when the state may be changed again; whether it was the turn of this step.
@@ -85,14 +93,22 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
-        if self._every is not None and step % self._every and not durable:
+        halt = boundaries.reach() if self._group is None else None
+        if self._every is not None and step % self._every and not durable and halt is None:
+            self._sequence += 1  # of calls, which are the same on all ranks, whatever makes one of them save
             return False
+        self._land()
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
         if self._plan is None or not self._plan.holds(flat):
             flat, paths = flatten(self._sources.read(state, verify=True))
             self._plan = self._agree(flat, paths)
             self._layout, self._sequence = None, 0
-        self._snapshot(self._plan, step, self._plan.values(flat), durable)
+        durable = durable or (halt is not None and halt.durable)
+        at_once = durable or halt is not None
+        later = frozenset() if at_once or self._runway is None else self._runway.ready(state)
+        self._snapshot(self._plan, step, self._plan.values(flat), durable, later)
+        if halt is not None:
+            self._halt(halt, step)
         return True
 
     def restore(
@@ -103,6 +119,7 @@ class Checkpointer:
         `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
         Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
         """
+        self._land()
         if source is not None:
             path = Path(source).absolute()
             if problem := self._load(open_checkpoint(path), state):
@@ -125,6 +142,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
+        self._land()
         outcome = self._background.wait() if self._background is not None else None
         problems = self._gather(outcome.problem if outcome is not None else "")
         for problem in problems:
@@ -133,6 +151,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Await what is to be on disk, and let go of the memory."""
+        self._land()
         if self._background is not None:
             self._background.wait()
             self._background.close()
@@ -148,6 +167,12 @@ class Checkpointer:
 
     # -- saving
 
+    def _halt(self, halt: Halt, step: int) -> None:
+        """A change is planned, and all ranks save at this step for it: await that it is safe, and the end."""
+        with session.pause_monitoring():
+            outcome = self._writer().wait() if halt.durable else None
+            boundaries.seal(None if outcome is not None and outcome.problem else step)
+
     def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> Plan:
         if self._rank == 0:
             self._origin = _origin(self._directory, make=True)
@@ -155,10 +180,10 @@ class Checkpointer:
         self._origin = plan.origin
         return plan
 
-    def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool) -> None:
+    def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
         if self._layout is None:
             self._layout = self._lay_out(plan, values)
-        while not self._fill(plan, self._layout, step, values, durable):
+        while not self._fill(plan, self._layout, step, values, durable, later):
             self._layout = self._lay_out(plan, values)  # an object has outgrown its place
 
     def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
@@ -166,18 +191,34 @@ class Checkpointer:
         self._memory().prepare(layout.size)
         return layout
 
-    def _fill(self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool) -> bool:
+    def _fill(
+        self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool, later: frozenset[int]
+    ) -> bool:
         keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
-        with self._memory().take(layout.size, keep) as slot:
+        with ExitStack() as taken:
+            slot = taken.enter_context(self._memory().take(layout.size, keep))
             slot.begin()
-            if not layout.fill(slot, self._places(slot, layout), values):
+            left = layout.fill(slot, self._places(slot, layout), values, later)
+            if left is None:
                 return False
             ticket = self._ticket(plan, layout, step, durable)
+            self._sequence += 1
+            if left and self._runway is not None:
+                self._runway.launch(left, partial(self._seal, slot, ticket, taken.pop_all()))
+            else:
+                self._seal(slot, ticket, taken.pop_all())
+        return True
+
+    def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
+        with taken:
             slot.seal(ticket)
         self._newest = ticket.mark
-        self._sequence += 1
         self._writer().sealed(slot, ticket)
-        return True
+
+    def _land(self) -> None:
+        """Nothing of a save is under way any more."""
+        if self._runway is not None:
+            self._runway.land()
 
     def _ticket(self, plan: Plan, layout: Layout, step: int, durable: bool) -> Ticket:
         save = Save(

@@ -99,7 +99,7 @@ class Kind(str, Enum):
     HANG = "hang"
     STRAGGLER = "straggler"
     NODE = "node"  # one came, went, or was refused
-    WAIT = "wait"  # for nodes
+    WAIT = "wait"  # for nodes, or for ranks to save
     CALIBRATION = "calibration"
     JOB = "job"  # it is over
 

@@ -4,6 +4,7 @@ One state machine. Events go in with the time, commands come out, and every chan
 that says why. The rules, in the order in which they are applied:
 
 - RUNNING: a worker that failed, a member that was lost or leaves, or nodes that wait to join end the generation.
+  Where that can wait for a moment, all ranks save first (core/changes.py).
 - STOPPING: nobody goes on until no worker of the old generation can be alive any more. Only then is it known
   why it ended: a worker that failed because another node was lost is that node's victim, and costs no restart.
 - FORMING: with MAX nodes at once, with MIN after a last call; below MIN it waits, and gives up at last.
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
+from outlast.core.changes import Change
 from outlast.core.events import (
     Asked,
     Command,
@@ -60,6 +62,8 @@ from outlast.messages import (
     FailoverStrategy,
     Failure,
     FromCoordinator,
+    Halt,
+    Halted,
     Join,
     Leaving,
     Named,
@@ -152,6 +156,7 @@ class Job:
         self._back: float | None = None  # when the next place that is left out for a while may come back
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
+        self._change = Change(rules)  # that is planned, in this generation
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
         self._last_call: float | None = None
         self._pend: float | None = None
@@ -242,7 +247,8 @@ class Job:
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
-            times = [self._last_call, self._pend, self._empty, self._back, self._inquiry.deadline()]
+            times = [self._last_call, self._pend, self._empty, self._back]
+            times += [self._inquiry.deadline(), self._change.deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -303,7 +309,7 @@ class Job:
             self._supersede(join, now)
         self._learn(join, node, now)
         r = self.rules
-        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace))
+        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
@@ -479,7 +485,7 @@ class Job:
             self.idle = True
             return  # late or doubled: what it says is no longer true
         node.report = report
-        node.heard(report.sent, now)
+        news = node.heard(report.sent, now)
         changed = _changed(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
@@ -494,13 +500,17 @@ class Job:
             self._ack(name, node, now)
         if again or changed:
             self._digest(name, node, now)
+            ends = report.generation == self.generation and node.stopped(self.generation)
+            if ends and name in self._roster and self.phase is Phase.RUNNING:
+                self._depart(f"the workers of node {node.name} were told to stop")  # by another coordinator, long ago
         if again or changed or busy:
             self._settle(now)
         if late and (self.phase is not Phase.RUNNING or name not in self._roster):
             self._ack(name, node, now)
         if again or not changed or node.leaving:
             self._remind(name, node, now)
-        self.idle = not (again or changed or busy or self._is_busy) and all(_is_ack(command) for command in self._out)
+        decisive = again or changed or news or busy or self._is_busy
+        self.idle = not decisive and all(_is_ack(command) for command in self._out)
 
     @property
     def _is_busy(self) -> bool:
@@ -523,6 +533,8 @@ class Job:
             self._send(name, Over(False, drained, left=True, term=self.term.number))
         elif member and report.generation < self.generation and report.floor < self.generation:
             self._start(name, node, now)
+        elif member and (halt := self._change.lacks(report.halted)) is not None:
+            self._send(name, halt)
         elif report.known != self._known:
             self._send(name, self._charter(name, now))
         elif member and (lacking := self._calibration.lacks(report)) is not None:
@@ -547,19 +559,22 @@ class Job:
         leaves = report.leaving is Leaving.DRAIN and _place_of(node.join) not in self._excluded
         if leaves and name in self._unfinished and self.phase is not Phase.STOPPING:
             # Its workers run on until they are told to stop: what failed before is not a consequence.
-            self._depart(f"node {node.name} is draining")
+            self._plan(f"node {node.name} is draining", now)
         if report.generation != self.generation:
             return
         if self.phase is Phase.RUNNING:
             self._calibrate(name, node)
             if report.overdue is not None:
                 self._inquiry.hear(name, report.overdue)
+            if report.halted is not None:
+                self._halted(name, report.halted, now)
         if report.state is State.CUT_OFF:
             self._depart(f"node {node.name} was cut off and stopped its workers")
         elif report.state is State.FAILED:
             self._failed(node.aligned(report.failures))
         elif report.state is State.FINISHED:
             self._unfinished.discard(name)
+            self._change.finished(name)
 
     def _grant(self, name: str, node: Member, wish: Wish, now: float) -> None:
         """Do what a rank asks for. Its node says it again and again, perhaps to a coordinator that comes after us."""
@@ -665,7 +680,7 @@ class Job:
             answer = Answer(False, f"nothing to restart: the job is {self.phase.value}")
         else:
             answer = Answer(True, f"job {self.rules.job}: generation {self.generation} ends, and starts anew")
-            self._depart(f"a restart was asked for by {ask.who}")
+            self._plan(f"a restart was asked for by {ask.who}", now)
             self._settle(now)
         self._out.append(Reply(answer))
 
@@ -744,6 +759,7 @@ class Job:
             return
         self._unfinished = set(self._roster)
         self._inquiry = self._inquiry.anew(self.generation)
+        self._change = Change(self.rules, self.generation)
         self.phase = Phase.RUNNING
         departed, self._departed = self._departed, []
         for why in departed:
@@ -775,13 +791,16 @@ class Job:
         self._inquire(now)
         if not self._unfinished:
             self._end(True, "every worker finished", now)
+        elif self._change.planned:
+            if why := self._change.outcome(now):
+                self._depart(why)
         elif self._ready and len(self._unfinished) == len(self._roster):
             # Nobody has finished yet: more nodes are worth the interruption.
             size = self._world(len(self._roster) + len(self._ready))
             if size <= len(self._roster):
                 self._last_call = None
             elif size == self._world(r.max_nodes) or self._is_due(now):
-                self._depart(f"{_names(self._ready.values())} joined")
+                self._plan(f"{_names(self._ready.values())} joined", now)
         else:
             self._last_call = None
 
@@ -871,12 +890,13 @@ class Job:
         found, what = event.straggler, event.straggler.sentence(home.name)
         runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
         stays, seconds = "", 0.0
-        if self.rules.straggler == "exclude" and found.over is None and runs and self._authority.acts(now):
+        runs = runs and found.over is None and _place_of(home.join) not in self._left_out
+        if self.rules.straggler == "exclude" and runs and self._authority.acts(now):
             stays, seconds = self._leave_out(home, what, len(self._roster) + len(self._ready) - 1, now)
         told = f"generation {found.generation}: {what}" + (f"; {stays}" if stays else "")
         self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
         if seconds:
-            self._depart(f"it goes on without node {home.name} for {seconds:g} s, which is too slow")
+            self._plan(f"it goes on without node {home.name} for {seconds:g} s, which is too slow", now)
             self._settle(now)
 
     def _home(self, failure: Failure) -> Member | None:
@@ -944,6 +964,7 @@ class Job:
         self._failures, self._departed = [], []
         self._calibration.regroup(self._roster)
         self._inquiry = self._inquiry.anew(self.generation)
+        self._change = Change(self.rules, self.generation)
         self.phase = Phase.RUNNING
         head = self.term.by if self.term.by in self._roster else members[0].node
         self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
@@ -983,6 +1004,33 @@ class Job:
         del self._failures[FAILURES_KEPT:]
         if self.phase is Phase.RUNNING and failures:
             self._stop(_what(failures[0]))
+
+    def _plan(self, why: str, now: float) -> None:
+        """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
+        if not self.rules.planned_change_timeout or self.phase not in (Phase.RUNNING, Phase.GATHERING):
+            self._depart(why)
+            return
+        if self.phase is Phase.GATHERING:
+            return  # it is planned when all are here: whoever wants it says so then
+        self._last_call = None
+        if halt := self._change.plan(why, self._unfinished, now):
+            self._tell_all(halt)
+
+    def _halted(self, name: str, halted: Halted, now: float) -> None:
+        """A member's ranks are about to halt, or have; perhaps for a change that a coordinator before us planned."""
+        if not self._change.planned:
+            self._plan("a change was planned", now)
+        named = self._change.named
+        if halt := self._change.hear(name, halted):
+            self._tell_all(halt)
+            if not named:
+                which = f"generation {self.generation}"
+                self._note(f"{which}: all ranks save before it ends ({self._change.why})", Kind.WAIT)
+
+    def _tell_all(self, halt: Halt) -> None:
+        for name in self._roster:
+            if self._nodes[name].connected:
+                self._send(name, halt)
 
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
@@ -1054,6 +1102,7 @@ def _changed(old: Report, new: Report) -> bool:
         or old.wish != new.wish
         or old.measures != new.measures
         or old.overdue != new.overdue
+        or old.halted != new.halted
     )
 
 

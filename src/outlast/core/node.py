@@ -24,6 +24,8 @@ from outlast.messages import (
     Charter,
     Failure,
     FromCoordinator,
+    Halt,
+    Halted,
     Leaving,
     Look,
     Measure,
@@ -40,6 +42,7 @@ from outlast.messages import (
     Start,
     State,
     Stop,
+    Successor,
     Term,
     Wanted,
     Welcome,
@@ -128,6 +131,13 @@ class Paced(msgspec.Struct, frozen=True):
     paces: tuple[Pace, ...]
 
 
+class Halting(msgspec.Struct, frozen=True):
+    """How far the workers have come, which are to halt for a planned change."""
+
+    generation: int
+    halted: Halted
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -149,6 +159,7 @@ Event = (
     | Late
     | Observed
     | Paced
+    | Halting
     | NotHosted
     | Tick
 )
@@ -209,6 +220,13 @@ class Blame(msgspec.Struct, frozen=True):
     named: Named
 
 
+class HaltWorkers(msgspec.Struct, frozen=True):
+    """Let the workers save at this boundary, and wait there; 0: at the next one, until it is named."""
+
+    at: int
+    durable: bool
+
+
 class Host(msgspec.Struct, frozen=True):
     """No coordinator can be reached, and it is this node's turn: start one, of this term."""
 
@@ -239,6 +257,7 @@ Command = (
     | Observe
     | Show
     | Blame
+    | HaltWorkers
     | Host
     | Retire
     | Hangup
@@ -276,6 +295,7 @@ class Node:
         self._agreed = 0
         self._overdue = Overdue(0, False)
         self._overdue_until = float("-inf")
+        self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
         self._leaving = Leaving.NO
         self._over: Over | None = None
@@ -309,6 +329,13 @@ class Node:
     def connected(self) -> bool:
         """Whether a coordinator can be told anything."""
         return self._connected
+
+    @property
+    def successors(self) -> tuple[Successor, ...]:
+        """Where a coordinator may be. Not all who knew of a later generation need have come to where this node is."""
+        told = self.charter.successors if self.charter is not None else ()
+        heard = self._welcome.successors if self._welcome is not None else ()
+        return tuple(dict.fromkeys((*told, *heard)))
 
     @property
     def failed(self) -> bool:
@@ -391,6 +418,10 @@ class Node:
         elif isinstance(event, Paced):
             if self._connected and self._runs(event.generation):
                 self._out.append(Show(Paces(event.generation, event.paces)))
+        elif isinstance(event, Halting):
+            if self._runs(event.generation) and event.halted != self._halted:
+                self._halted = event.halted
+                self._tell(now)
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -428,6 +459,10 @@ class Node:
         elif isinstance(message, Named):
             if message.number == self._look and self._runs(message.generation):
                 self._out.append(Blame(message))
+        elif isinstance(message, Halt):
+            if self._runs(message.generation):
+                known = self._halted.at if self._halted is not None else 0
+                self._out.append(HaltWorkers(max(message.at, known), message.durable))
         elif isinstance(message, Stop):
             self._stop_up_to(message.generation, message.graceful, now)
         elif isinstance(message, Over):
@@ -475,6 +510,7 @@ class Node:
         self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
         self._failures, self._patience_with_workers = [], 0.0
         self._overdue_until = float("-inf")
+        self._halted = None
         self._out.append(StartWorkers(assignment))
         self._tell(now)
 
@@ -612,10 +648,12 @@ class Node:
         return max(self._not_before, looked, self._promised + turns.index(self.me) * self._node_timeout() / 2)
 
     def _patience(self) -> float:
-        return self._heard_at + (self._node_timeout() if self._welcome is not None else FIRST_PATIENCE)
+        return self._heard_at + self._node_timeout()
 
     def _node_timeout(self) -> float:
-        return self._welcome.heartbeat * BEATS if self._welcome is not None else FIRST_PATIENCE
+        if self._welcome is not None:
+            return self._welcome.heartbeat * BEATS
+        return self.charter.rules.node_timeout if self.charter is not None else FIRST_PATIENCE
 
     def _stop(self, grace: float | None) -> None:
         self._stopping = True
@@ -651,6 +689,7 @@ class Node:
             measures=self._measures,
             agreed=self._agreed,
             overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
+            halted=self._halted if self._runs(self.generation) else None,
             sent=now,
         )
         self._out.append(Tell(report, first))

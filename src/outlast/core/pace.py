@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from outlast.messages import MOST_SECTIONS, Pace
 
 if TYPE_CHECKING:
-    from outlast.board import Progress
+    from outlast.board import Totals
 
     # How far a rank has come, and for how many seconds its main thread has been busy, if that is known.
-    Look = tuple[Progress, float | None]
+    Look = tuple[Totals, float | None]
 
 SECONDS = 1.0  # from one look at the board to the next
 NODES = 500  # as many may tell of it in a second: the coordinator has other things to do

@@ -101,6 +101,12 @@ class Session:
         self._attach()
         return self._attached
 
+    @property
+    def slot(self) -> Slot:
+        """This process's part of the board."""
+        self._attach()
+        return self._slot
+
     def heartbeat(self) -> None:
         """Say that this rank is alive and getting on. Under a microsecond: call it as often as you like."""
         now = monotonic_ns()
