@@ -40,7 +40,9 @@ FORBIDDEN = {
 }
 FORBIDDEN["checkpoint"] = {"agent", "coordinator", "core", "cli"}
 # The worker's half of the checkpoints; the other half is the agent's, too.
-WITH_TORCH = {"outlast.checkpoint." + name for name in ("checkpointer", "layout", "reader", "state")}
+WITH_TORCH = {
+    "outlast.checkpoint." + name for name in ("checkpointer", "export", "flight", "layout", "reader", "state")
+}
 # Nothing off the wire is unpickled: what cannot unpickle, does not.
 UNPICKLES = {"pickle", "_pickle", "cPickle", "shelve", "marshal", "dill", "cloudpickle", "torch"}
 

@@ -31,6 +31,7 @@ from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Mark, Ticket
 from outlast.checkpoint.background import tell
 from outlast.checkpoint.persist import Outcome, persist
+from outlast.checkpoint.storage import address
 
 log = logging.getLogger("keeper")
 
@@ -88,8 +89,8 @@ class Keeper:
         if not there or there[0].mark in self._done:
             return
         newest = there[0].ticket
-        with suppress(OSError):
-            stored = disk.found(Path(newest.directory))
+        with suppress(OSError, ModuleNotFoundError):
+            stored = disk.found(address(newest.directory))
             if stored and stored[0].step >= newest.save.step:
                 return
         log.info("writing the snapshot of step %d to disk, which was in memory only", newest.save.step)

@@ -29,6 +29,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -354,6 +355,20 @@ def make_private(directory: Path) -> None:
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(errno.EPERM, "is not a private directory of yours: remove it", str(directory))
+
+
+def first_use(directory: Path, generation: int) -> tuple[float, int]:
+    """When an arena was first used, and in which generation: now and in this one, if it was not."""
+    path, draft = directory / "since", directory / f"since.{os.getpid()}"
+    with suppress(OSError, ValueError):
+        if not path.exists():
+            draft.write_text(f"{time.time()} {generation}")
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+            draft.unlink()
+        since, first = path.read_text().split()
+        return float(since), int(first)
+    return time.time(), generation
 
 
 def open_slot(path: str | Path, *, writable: bool = False) -> Slot:

@@ -6,7 +6,6 @@ nothing else; objects are read with `weights_only=True`.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import mmap
 import pathlib
@@ -16,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -34,6 +33,7 @@ from outlast.checkpoint.arena import Mark, Ticket, open_slot
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import LARGE, template
 from outlast.checkpoint.state import Targets
+from outlast.checkpoint.storage import Address, storage_of
 
 _CLASSES = {
     (metadata.__name__, name): getattr(metadata, name)
@@ -80,6 +80,45 @@ def parse(data: bytes | memoryview, name: str) -> Metadata:
     return parsed
 
 
+class Shard(Protocol):
+    """The bytes of a file, as a memoryview has them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice) -> memoryview: ...
+
+
+class Fetched:
+    """A file of a store as memory: what is looked at is fetched by chunks, once, each verified if its hash is known."""
+
+    def __init__(self, path: Address, file: disk.File | None, name: str, size: int) -> None:
+        self._path, self._file, self._name = path, file, name
+        self._storage = storage_of(path.parent)
+        self._memory = memoryview(mmap.mmap(-1, size) if size else b"")
+        self._spans = disk.spans(size)
+        self._missing = set(range(len(self._spans)))
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, _ = part.indices(len(self))
+        self.fetch(start, stop)
+        return self._memory[start:stop]
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Have this part of it. Raises `Damaged`, OSError."""
+        numbers = [number for number in range(start // disk.CHUNK, -(-stop // disk.CHUNK)) if number in self._missing]
+        pieces = self._storage.ranges(f"{self._path.name}/{self._name}", [self._spans[number] for number in numbers])
+        for number, data in zip(numbers, pieces, strict=True):
+            offset, length = self._spans[number]
+            problem = disk.damage(self._path, self._file, number, data) if self._file is not None else ""
+            if problem or len(data) != length:
+                raise Damaged(problem or f"{self._path / self._name} ends early, in chunk {number}")
+            self._memory[offset : offset + length] = data
+            self._missing.discard(number)
+
+
 class Source:
     """A checkpoint or snapshot that is open to be read: its metadata, and its shards by name."""
 
@@ -87,7 +126,7 @@ class Source:
         self,
         name: str,
         contents: Metadata,
-        shards: Mapping[str, memoryview],
+        shards: Mapping[str, Shard],
         expect: Mapping[str, Callable[[int, int], None]] | None = None,
     ) -> None:
         self.name = name
@@ -97,31 +136,49 @@ class Source:
 
 
 @contextmanager
-def open_checkpoint(path: Path) -> Iterator[Source]:
-    """A checkpoint on disk, of ours or of DCP's own; mapped, and held so that nobody prunes it meanwhile.
+def open_checkpoint(path: Address, *, verify: tuple[int, int] | None = None) -> Iterator[Source]:
+    """A checkpoint, of ours or of DCP's own; held so that nobody prunes it meanwhile, where that can be done.
 
-    Raises `Damaged`, OSError.
+    `verify`: read every byte of a share of the files, as one of so many ranks, before. What is not on a disk comes by
+    chunks, each verified if there is a manifest. Raises `Damaged`, OSError.
     """
+    storage = storage_of(path.parent)
     with ExitStack() as held:
-        manifest = path / disk.MANIFEST
-        if manifest.exists():
-            fcntl.flock(held.enter_context(open(manifest, "rb")), fcntl.LOCK_SH)
-        contents = parse((path / disk.METADATA).read_bytes(), str(path / disk.METADATA))
-        shards = {}
-        for shard in sorted(path.glob(f"*{disk.SHARD}")):
-            with open(shard, "rb") as file:
-                size = shard.stat().st_size
-                shards[shard.name] = memoryview(
-                    mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-                )
-        yield Source(str(path), contents, shards)
+        sizes = storage.sizes(path.name)
+        files: dict[str, disk.File] = {}
+        if disk.MANIFEST in sizes or verify is not None:
+            if disk.MANIFEST in sizes:
+                held.enter_context(storage.hold(path.name))
+            manifest = disk.read_manifest(path)
+            files = {file.name: file for file in manifest.files}
+            if verify is not None and (problems := disk.check(path, manifest)):
+                raise Damaged(next(iter(problems.values())))
+        names = sorted(name for name in sizes if name.endswith(disk.SHARD))
+        shards: dict[str, Shard] = {}
+        for name in (*names, disk.METADATA):
+            memory = storage.mapped(f"{path.name}/{name}")
+            shards[name] = memory if memory is not None else Fetched(path, files.get(name), name, sizes.get(name, 0))
+        if verify is not None:
+            rank, world = verify
+            for file in list(files.values())[rank::world]:
+                _verify(path, file, shards[file.name])
+        contents = shards.pop(disk.METADATA)
+        yield Source(str(path), parse(contents[:], str(path / disk.METADATA)), shards)
+
+
+def _verify(path: Address, file: disk.File, shard: Shard) -> None:
+    if isinstance(shard, Fetched):
+        shard.fetch(0, len(shard))
+    elif problems := disk.verify_file(path, file):  # not by the mapping: an error of the disk would be a SIGBUS
+        raise Damaged(problems[0])
 
 
 @contextmanager
 def open_snapshot(paths: Mapping[int, str | Path], mark: Mark) -> Iterator[Source]:
     """A snapshot in memory, from the slots of all of its ranks. Raises `Damaged` if they are not what they were."""
     with ExitStack() as held:
-        tables, shards, expect = [], {}, {}
+        tables, expect = [], {}
+        shards: dict[str, Shard] = {}
         contents = blanks = b""
         for rank in sorted(paths):
             try:

@@ -8,8 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.format import Damaged, Found, Manifest
+from outlast.checkpoint.format import Damaged, Manifest
 from outlast.checkpoint.persist import prune
+from outlast.checkpoint.storage import Address, Found, address
 from outlast.cli.flags import Parser
 
 WIDTH = 30  # characters of a progress bar
@@ -27,19 +28,18 @@ def main(argv: Sequence[str]) -> int:
         parser.unknown(unknown[0])
     try:
         if args.action == "prune":
-            return _prune(Path(args.path), args.keep_last)
-        chosen = _choose(Path(args.path), args.step)
+            return _prune(address(args.path), args.keep_last)
+        chosen = _choose(address(args.path), args.step)
         return {"list": _list, "verify": _verify, "show": _show}[args.action](chosen)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"outlast checkpoints: error: {error}", file=sys.stderr)
         return 2
 
 
-def _choose(path: Path, step: int | None) -> list[Found]:
+def _choose(path: Address, step: int | None) -> list[Found]:
     """All checkpoints of a directory, or the one that is meant."""
-    if not path.is_dir():
+    if isinstance(path, Path) and not path.is_dir():
         raise ValueError(f"{path} is not a directory: give the one that outlast.Checkpointer was given")
-    path = path.absolute()
     chosen = [each for each in disk.found(path.parent) if each.path == path] or disk.found(path)
     if not chosen:
         raise ValueError(f"{path} holds no checkpoints of Outlast")
@@ -99,13 +99,15 @@ def _show(chosen: list[Found]) -> int:
     return 0
 
 
-def _prune(path: Path, keep_last: int | None) -> int:
+def _prune(path: Address, keep_last: int | None) -> int:
     if keep_last is None or keep_last < 1:
         raise ValueError("prune needs --keep-last with the number of checkpoints to keep, at least 1")
     _choose(path, None)
     removed = prune(path, keep_last)
     for each in removed:
         print(f"removed {each}")
+    for draft in disk.clear_drafts(path):
+        print(f"removed {path / draft.name}, which nobody had written to for long")
     print(f"{len(disk.found(path))} left")
     return 0
 
@@ -126,7 +128,7 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
-def _progress(path: Path) -> Callable[[int], None]:
+def _progress(path: Address) -> Callable[[int], None]:
     """A bar on a terminal, nothing elsewhere. Told -1, it goes away."""
     if not sys.stderr.isatty():
         return lambda _: None
