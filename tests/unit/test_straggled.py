@@ -13,12 +13,14 @@ from test_budget import Job, notes, running
 
 from outlast.agent.pace import busy_seconds
 from outlast.board import ONE_MORE, VARIABLE, Board
+from outlast.cli.replay import Replay
 from outlast.coordinator.event_stream import EventStream
-from outlast.core.events import Cordon, Kind, Note, Straggled
+from outlast.core.events import Command, Cordon, Event, Kind, Note, Straggled
 from outlast.core.job import Phase
 from outlast.core.node import Cleared, Connected, Node, Paced, Received, Show
 from outlast.core.pace import Strides
 from outlast.core.stragglers import Straggler
+from outlast.journal import Began, Journal, read
 from outlast.messages import (
     Assignment,
     Charter,
@@ -188,6 +190,30 @@ def test_nobody_goes_for_what_is_over_or_was_so_in_another_generation() -> None:
     straggled(job, OVER)
     straggled(job, Straggler(0, (1,), "forward", 2.0, 10))
     assert job.job.phase is Phase.RUNNING
+
+
+def test_what_was_decided_about_a_straggler_can_be_replayed(tmp_path: Path) -> None:
+    job = Job(straggler="exclude")
+    journal = Journal(tmp_path / "journal", fresh=True)
+    journal.began(Began(0.0, job.rules, Term(1, "a"), "r", None))
+    decide = job.job.handle
+
+    def recorded(event: Event, now: float) -> list[Command]:
+        commands = decide(event, now)
+        if not job.job.idle:
+            journal.happened(now, event, job.job.answers, commands)
+        return commands
+
+    job.job.handle = recorded  # type: ignore[method-assign]
+    job.start("a", "b", "c")
+    straggled(job)
+    straggled(job, OVER)
+    journal.close()
+    replay = Replay()
+    lines = "\n".join(replay.lines(read((tmp_path / "journal").read_bytes())))
+    assert replay.different == 0
+    assert f"found: {SENTENCE}" in lines
+    assert "generation 1 ends: it goes on without node b" in lines
 
 
 def test_events_have_the_figures(tmp_path: Path) -> None:
