@@ -264,6 +264,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     eviction_limit: Annotated[
         int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
     ] = 3
+    straggler: Annotated[
+        Literal["warn", "exclude", "off"],
+        _about(
+            "What to do about a rank that is slower than the others while training goes on: say so, "
+            "or go on without its node as well, or do not look."
+        ),
+    ] = "warn"
+    straggler_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1.05, le=1000),
+        _about("How much slower than the median a rank has to be, in a section of its own work, to be a straggler."),
+    ] = 1.2
     verdict: Annotated[
         str,
         _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs."),

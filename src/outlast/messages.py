@@ -24,6 +24,7 @@ Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
 LONGEST_REASON = 1024
 MOST_CULPRITS = 64  # that are told to agents by their ranks
+MOST_SECTIONS = 8  # of a rank whose times are compared: those that take longest
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
@@ -48,6 +49,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     crash_loop: int = 0  # so often the same failure without progress ends the job; 0: never
     exclude_for: float = 1800.0  # seconds that a node is left out
     eviction_limit: int = 3  # nodes left out in an hour
+    straggler: str = "warn"  # what is done about ranks that are slower than the others: "warn", "exclude", "off"
+    straggler_factor: float = 1.2
     planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
 
@@ -521,6 +524,28 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
     observations: Annotated[tuple[Observation, ...], msgspec.Meta(max_length=PLACES)]
 
 
+class Pace(msgspec.Struct, frozen=True, array_like=True):
+    """How one rank got on for a while: what a step of it took, and what of that it spent on what. Seconds, on average.
+
+    Those of `core/pace.py`, from two looks at the board.
+    """
+
+    rank: Count
+    first: int  # the step that it began after
+    last: int
+    step: Time
+    sections: Annotated[dict[Name, Time], msgspec.Meta(max_length=MOST_SECTIONS)] = {}
+    busy: Time | None = None  # its main thread ran, or waited for a processor; None: nobody knows
+    waited: Name = ""  # the section in which ranks wait for each other, if that is known
+
+
+class Paces(msgspec.Struct, frozen=True, array_like=True, tag="paces"):
+    """How the ranks of a node got on since the last time: once a second at most, and only while they make steps."""
+
+    generation: Count
+    paces: Annotated[tuple[Pace, ...], msgspec.Meta(max_length=65536)]
+
+
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A person wants something of the job: the only message of a connection that joins nothing."""
 
@@ -636,7 +661,7 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
-FromAgent = Join | Report | Seen | Ask | Query
+FromAgent = Join | Report | Seen | Paces | Ask | Query
 FromCoordinator = (
     Standing
     | Welcome

@@ -70,6 +70,8 @@ def test_the_defaults_are_decisions() -> None:
         "crash_loop": 10,
         "exclude_for": 1800.0,
         "eviction_limit": 3,
+        "straggler": "warn",
+        "straggler_factor": 1.2,
         "verdict": "",
         "store_ports": "",
         "auth": True,

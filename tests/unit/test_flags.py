@@ -111,6 +111,8 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-crash-loop", "--ft-crash_loop"),
         *("--ft-exclude-for", "--ft-exclude_for"),
         *("--ft-eviction-limit", "--ft-eviction_limit"),
+        "--ft-straggler",
+        *("--ft-straggler-factor", "--ft-straggler_factor"),
         *("--ft-store-ports", "--ft-store_ports"),
         *("--ft-auth", "--no-auth"),
         "--ft-token",

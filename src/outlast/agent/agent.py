@@ -29,6 +29,7 @@ from outlast.agent.judge import Judge
 from outlast.agent.keeper import Keeper, Line, listen
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
+from outlast.agent.pace import Pacing
 from outlast.agent.place import Place
 from outlast.agent.ports import StorePort
 from outlast.agent.seat import Seat
@@ -64,6 +65,7 @@ from outlast.core.node import (
     Node,
     NotHosted,
     Observe,
+    Paced,
     Received,
     Retire,
     Show,
@@ -84,6 +86,7 @@ from outlast.messages import (
     Keeping,
     Leaving,
     Over,
+    Pace,
     Standing,
     State,
     Term,
@@ -142,6 +145,7 @@ class Agent:
         self._ending = termination_signal(settings.rank_termination_signal)
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hangs: Hangs | None = None
+        self._pacing: Pacing | None = None
         self._error_files: list[str] = []
         self._witness = Witness()
         self._judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
@@ -435,6 +439,7 @@ class Agent:
             self._witness.begin(streams)
             self._guard.watch(self._group.pids)
             self._hangs = self._attending(assignment, self._group, watch)
+            self._pacing = self._paces(assignment, watch)
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
@@ -568,7 +573,26 @@ class Agent:
             longest=self._longest,
         )
 
+    def _paces(self, assignment: Assignment, watch: Watch) -> Pacing | None:
+        """Looks at how the ranks get on, to be compared with all others; where there are others."""
+        if self._settings.straggler == "off" or assignment.world_size == 1:
+            return None
+
+        def tell(paces: tuple[Pace, ...]) -> None:
+            self._feed(Paced(assignment.generation, paces))
+
+        return Pacing(
+            watch.totals,
+            first_rank=assignment.first_rank,
+            nproc=self._launch.nproc,
+            nodes=assignment.group_world_size,
+            tell=tell,
+        )
+
     def _unwatch(self) -> None:
+        if self._pacing is not None:
+            self._pacing.close()
+            self._pacing = None
         if self._hangs is not None:
             self._hangs.close()
             self._hangs = None

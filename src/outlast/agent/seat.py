@@ -175,6 +175,8 @@ class Seat:
             crash_loop=settings.crash_loop,
             exclude_for=settings.exclude_for,
             eviction_limit=settings.eviction_limit,
+            straggler=settings.straggler,
+            straggler_factor=settings.straggler_factor,
             planned_change_timeout=settings.planned_change_timeout,
             alone=launch.endpoint.port == 0,
         )

@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from outlast.core.authority import Memory
+from outlast.core.stragglers import Straggler
 from outlast.diagnosis.culprit import Verdict
 from outlast.messages import Answer, Ask, FromCoordinator, Join, Query, Report, Seen
 
@@ -38,6 +39,13 @@ class Queried(msgspec.Struct, frozen=True, tag="queried"):
     query: Query
 
 
+class Straggled(msgspec.Struct, frozen=True, tag="straggled"):
+    """Ranks of a node are slower than the others, or are so no longer."""
+
+    node: str
+    straggler: Straggler
+
+
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
     """A node's connection is gone.
 
@@ -61,7 +69,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Saw | Queried | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Queried | Straggled | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -96,6 +104,7 @@ class Kind(str, Enum):
     END = "end"  # of a generation
     RESTART = "restart"
     HANG = "hang"
+    STRAGGLER = "straggler"
     NODE = "node"  # one came, went, or was refused
     WAIT = "wait"  # for nodes, or for ranks to save
     CALIBRATION = "calibration"
@@ -109,6 +118,7 @@ class Note(msgspec.Struct, frozen=True):
     kind: Kind
     generation: int
     verdict: Verdict | None = None  # of a hang
+    straggler: Straggled | None = None
 
 
 class Cordon(msgspec.Struct, frozen=True):

@@ -43,6 +43,7 @@ from outlast.core.events import (
     Reported,
     Saw,
     Send,
+    Straggled,
 )
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
@@ -269,6 +270,8 @@ class Job:
         elif isinstance(event, Queried):
             self._dealer.ask(event.node, event.query)
             self.idle = True
+        elif isinstance(event, Straggled):
+            self._straggled(event, now)
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
@@ -878,16 +881,39 @@ class Job:
             blamed = self._budget.blamed(self._failures, place, now)
         if not blamed:
             return ""
-        if not self._world(len(self._ready) - (home.join.node in self._ready)):
-            return f"; node {home.name} stays, for without it there are fewer than {self.rules.min_nodes}: {blamed}"
+        left, seconds = self._leave_out(home, blamed, len(self._ready) - (home.join.node in self._ready), now)
+        return f", without node {home.name} for {seconds:g} s: {blamed}" if seconds else f"; {left}: {blamed}"
+
+    def _leave_out(self, home: Member, why: str, others: int, now: float) -> tuple[str, float]:
+        """Leave a node out for a while, for how long; or why not, if the others are not enough, or too many are out."""
+        if not self._world(others):
+            return f"node {home.name} stays, for without it there are fewer than {self.rules.min_nodes}", 0.0
         if not self._budget.may_evict(now):
-            return f"; node {home.name} stays, for enough have gone within an hour (eviction_limit): {blamed}"
-        seconds = self._budget.exclude(place, blamed, now)
+            return f"node {home.name} stays, for enough have gone within an hour (eviction_limit)", 0.0
+        place = _place_of(home.join)
+        seconds = self._budget.exclude(place, why, now)
         self._left_out.add(place)
         self._back = self._budget.due(now)
         self._place(home.join.node, home)
-        self._out.append(Cordon(home.name, blamed, seconds))
-        return f", without node {home.name} for {seconds:g} s: {blamed}"
+        self._out.append(Cordon(home.name, why, seconds))
+        return "", seconds
+
+    def _straggled(self, event: Straggled, now: float) -> None:
+        """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""
+        home = self._nodes.get(event.node)
+        if home is None or self.phase is Phase.OVER:
+            return
+        found, what = event.straggler, event.straggler.sentence(home.name)
+        runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
+        stays, seconds = "", 0.0
+        runs = runs and found.over is None and _place_of(home.join) not in self._left_out
+        if self.rules.straggler == "exclude" and runs and self._authority.acts(now):
+            stays, seconds = self._leave_out(home, what, len(self._roster) + len(self._ready) - 1, now)
+        told = f"generation {found.generation}: {what}" + (f"; {stays}" if stays else "")
+        self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
+        if seconds:
+            self._plan(f"it goes on without node {home.name} for {seconds:g} s, which is too slow", now)
+            self._settle(now)
 
     def _home(self, failure: Failure) -> Member | None:
         """The member whose worker failed."""

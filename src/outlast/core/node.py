@@ -35,6 +35,8 @@ from outlast.messages import (
     Named,
     Over,
     Overdue,
+    Pace,
+    Paces,
     Refuse,
     Report,
     Seen,
@@ -124,6 +126,13 @@ class Observed(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
 
+class Paced(msgspec.Struct, frozen=True):
+    """How the ranks here got on since the last time."""
+
+    generation: int
+    paces: tuple[Pace, ...]
+
+
 class Halting(msgspec.Struct, frozen=True):
     """How far the workers have come, which are to halt for a planned change."""
 
@@ -157,6 +166,7 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Paced
     | Halting
     | Holds
     | NotHosted
@@ -211,7 +221,7 @@ class Observe(msgspec.Struct, frozen=True):
 class Show(msgspec.Struct, frozen=True):
     """Send what was seen."""
 
-    seen: Seen
+    seen: Seen | Paces
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -419,6 +429,9 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Paced):
+            if self._connected and self._runs(event.generation):
+                self._out.append(Show(Paces(event.generation, event.paces)))
         elif isinstance(event, Halting):
             if self._runs(event.generation) and event.halted != self._halted:
                 self._halted = event.halted
