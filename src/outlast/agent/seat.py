@@ -177,6 +177,12 @@ class Seat:
             exclude_for=settings.exclude_for,
             eviction_limit=settings.eviction_limit,
             alone=launch.endpoint.port == 0,
+            network_check=settings.network_check or launch.check_only,
+            check_only=launch.check_only,
+            exclude_straggler=settings.exclude_straggler,
+            straggler_factor=settings.straggler_factor,
+            node_check_timeout=settings.node_check_timeout,
+            comm_perf_test=settings.comm_perf_test,
         )
 
 

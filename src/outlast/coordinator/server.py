@@ -23,6 +23,7 @@ from outlast.core.events import (
     Cordon,
     Drop,
     Event,
+    Found,
     Joined,
     Kind,
     Lost,
@@ -38,7 +39,7 @@ from outlast.core.events import (
 from outlast.core.job import FIRST, Job
 from outlast.core.liveness import ORPHANS, Liveness
 from outlast.journal import Began, Journal
-from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Report, Rules, Seen, Standing, Term
+from outlast.messages import Ask, Findings, FromAgent, FromCoordinator, Join, Over, Report, Rules, Seen, Standing, Term
 from outlast.platforms.plugins import Alarm, Faulty, Plugins
 from outlast.wire import Wire, WireError
 
@@ -232,6 +233,8 @@ class Server:
             self._feed(Reported(node, message))
         elif isinstance(message, Seen):
             self._feed(Saw(node, message))
+        elif isinstance(message, Findings):
+            self._feed(Found(node, message))
 
     def asked(self, peer: Peer | None, ask: Ask) -> None:
         """Somebody with the token, or (without a connection) a signal to this process, asks for something."""

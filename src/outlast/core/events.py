@@ -8,7 +8,7 @@ import msgspec
 
 from outlast.core.authority import Memory
 from outlast.diagnosis.culprit import Verdict
-from outlast.messages import Answer, Ask, FromCoordinator, Join, Report, Seen
+from outlast.messages import Answer, Ask, Findings, FromCoordinator, Join, Report, Seen
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -29,6 +29,13 @@ class Saw(msgspec.Struct, frozen=True, tag="saw"):
 
     node: str
     seen: Seen
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """A node has been checked."""
+
+    node: str
+    findings: Findings
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
@@ -54,7 +61,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Saw | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Found | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -92,6 +99,7 @@ class Kind(str, Enum):
     NODE = "node"  # one came, went, or was refused
     WAIT = "wait"  # for nodes
     CALIBRATION = "calibration"
+    CHECK = "check"  # of nodes
     JOB = "job"  # it is over
 
 

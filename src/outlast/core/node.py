@@ -23,6 +23,7 @@ from outlast.messages import (
     Assignment,
     Charter,
     Failure,
+    Findings,
     FromCoordinator,
     Leaving,
     Look,
@@ -31,6 +32,7 @@ from outlast.messages import (
     Named,
     Over,
     Overdue,
+    Probe,
     Refuse,
     Report,
     Seen,
@@ -119,6 +121,12 @@ class Observed(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
 
+class Examined(msgspec.Struct, frozen=True):
+    """What a check has found here."""
+
+    findings: Findings
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -139,6 +147,7 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Examined
     | NotHosted
     | Tick
 )
@@ -187,10 +196,16 @@ class Observe(msgspec.Struct, frozen=True):
     interrupt: bool
 
 
+class Examine(msgspec.Struct, frozen=True):
+    """Check this node."""
+
+    probe: Probe
+
+
 class Show(msgspec.Struct, frozen=True):
     """Send what was seen."""
 
-    seen: Seen
+    seen: Seen | Findings
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -227,6 +242,7 @@ Command = (
     | TakeMeasures
     | Agree
     | Observe
+    | Examine
     | Show
     | Blame
     | Host
@@ -378,6 +394,10 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Examined):
+            if self._connected:
+                self._tell(now)  # first: the port of the next round's store is in it
+                self._out.append(Show(event.findings))
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -408,6 +428,9 @@ class Node:
         elif isinstance(message, Agreed):
             self._agreed = max(self._agreed, message.measures.round)
             self._out.append(Agree(message.measures.longest))
+        elif isinstance(message, Probe):
+            if self.clear and self._leaving is Leaving.NO and self._over is None:
+                self._out.append(Examine(message))
         elif isinstance(message, Look):
             if self._runs(message.generation):
                 self._look = message.number
