@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,13 @@ def plugin(tmp_path: Path) -> dict[str, str]:
     place = tmp_path / "plugin"
     place.mkdir()
     return install(place)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(EXITS)
+    return path
 
 
 def start(host: Host, first: Host, command: Sequence[str | Path], env: Mapping[str, str], mood: str = "") -> Process:
@@ -62,47 +70,53 @@ def test_of_two_nodes_the_one_whose_product_is_wrong_is_named_and_the_other_is_n
     assert row(one, "host-0").split()[1] == "good"
 
 
-def test_a_killed_a_cut_off_and_a_slow_node_are_replaced_by_spares(
-    hosts: Hosts, plugin: dict[str, str], tmp_path: Path
+def run(
+    hosts: Sequence[Host], env: Mapping[str, str], moods: Mapping[Host, str], *command: str | Path
+) -> list[Process]:
+    flags = (
+        "run",
+        "--network-check",
+        "--node-check-timeout=5",
+        "--ft-last-call=120",
+        "--ft-use-infra-group-rank=false",
+    )
+    return [start(host, hosts[0], (*flags, *command), env, moods.get(host, "")) for host in hosts]
+
+
+def ran_on(agents: Sequence[Process]) -> set[str]:
+    return {line.split()[-1] for agent in agents for line in agent.lines if "ran on" in line}
+
+
+def test_a_killed_and_a_cut_off_node_are_named_and_replaced_by_spares(
+    hosts: Hosts, plugin: dict[str, str], script: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(EXITS)
-    machines = hosts(7)
-    first, second, killed, cut, slow, fifth, sixth = machines
-    flags = ("--nnodes=4", "--nproc-per-node=2", "--network-check", "--exclude-straggler", "--node-check-timeout=5")
-    command = ("run", *flags, "--ft-last-call=120", "--ft-use-infra-group-rank=false", script)
-    for other in machines:
-        if other not in (first, cut):
-            cut.cut_from(other)  # it reaches the coordinator, and nobody else
-    cut.cut_all_but(PORT, first)
-    moods = {killed: "dies", slow: "slow"}
-    agents = {}
-    for host in (first, second, killed, cut):
-        agents[host] = start(host, first, command, plugin, moods.get(host, ""))
-    coordinator = agents[first]
-    coordinator.wait_for("2 faulty \\(host-2, host-3\\), 2 good")
-    for host in (slow, fifth, sixth):
-        agents[host] = start(host, first, command, plugin, moods.get(host, ""))
-    for host in (first, second, fifth, sixth):
-        assert agents[host].wait(PATIENCE) == 0, agents[host].output
-    assert "its check was killed by signal 9 in phase compute" in row(coordinator, ".*host-2")
-    assert "which are good" in row(coordinator, ".*host-3")
-    for host in (killed, cut):
-        agents[host].wait(PATIENCE)
-    ran = {line.split()[-1] for agent in agents.values() for line in agent.lines if "ran on" in line}
-    assert ran == {first.name, second.name, fifth.name, sixth.name}
+    machines = hosts(6)
+    first, second, killed, cut, *spares = machines
+    for other in machines[1:]:
+        if other is not cut:
+            cut.cut_from(other)
+    cut.cut_all_but(PORT, first)  # it reaches the coordinator, and nothing else
+    agents = run(machines, plugin, {killed: "dies"}, "--nnodes=4", script)
+    for host, agent in zip(machines, agents, strict=True):
+        if host not in (killed, cut):
+            assert agent.wait(PATIENCE) == 0, agent.output
+    coordinator = agents[0]
+    assert "its check was killed by signal 9 in phase compute" in row(coordinator, ".*host-2 +faulty")
+    assert "which are good" in row(coordinator, ".*host-3 +faulty")
+    assert not [line for line in coordinator.lines if re.search(r"host-[0145] +(faulty|slow|aside)", line)]
+    assert ran_on(agents) == {first.name, second.name, *(spare.name for spare in spares)}
 
 
-def test_a_straggler_is_named_in_the_table(hosts: Hosts, plugin: dict[str, str]) -> None:
-    nodes = check(hosts(4), plugin, {2: "slow"})
-    assert [node.wait(PATIENCE) for node in nodes] == [1, 1, 1, 1], nodes[0].output
-    assert "1 slow (host-2), 3 good" in nodes[0].output
-    assert "slower than the median in compute" in row(nodes[0], "host-2")
+def test_a_straggler_is_named_and_left_out(hosts: Hosts, plugin: dict[str, str], script: Path) -> None:
+    machines = hosts(4)
+    agents = run(machines, plugin, {machines[2]: "slow"}, "--nnodes=3:4", "--exclude-straggler", script)
+    for agent in (agents[0], agents[1], agents[3]):
+        assert agent.wait(PATIENCE) == 0, agent.output
+    assert "slower than the median in compute" in row(agents[0], ".*host-2 +slow")
+    assert ran_on(agents) == {"host-0", "host-1", "host-3"}
 
 
-def test_a_check_that_nobody_passes_fails_the_job_with_the_table(plugin: dict[str, str], tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(EXITS)
+def test_a_check_that_nobody_passes_fails_the_job_with_the_table(plugin: dict[str, str], script: Path) -> None:
     env = {**plugin, "MADE_UP_MOOD": "ill"}
     with outlast("run", "--network-check", "--accelerator=made-up", script, env=env) as job:
         assert job.wait() == 1

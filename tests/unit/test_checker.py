@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,4 +94,4 @@ def test_partners_that_do_not_come_are_not_this_node_s_fault() -> None:
 def test_a_phase_that_takes_too_long_is_ended(made_up: pytest.MonkeyPatch) -> None:
     made_up.setenv("MADE_UP_MOOD", "slow")
     found = examine(alone(limit=1.0))
-    assert found.alone == "it took more than 1 s for compute"
+    assert re.fullmatch("it took more than 1 s (for compute|in all, and was at compute)", found.alone)

@@ -137,6 +137,7 @@ class Trial:
         self._warnings: dict[str, None] = {}
         self._place = ""
         self._pipes: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None  # for all of it
         self._kernel = KernelLog()
 
     async def run(self, zygote: Zygote | None) -> Findings | None:
@@ -163,9 +164,9 @@ class Trial:
 
     async def close(self) -> None:
         """End its processes, and take away what they used."""
-        for process in self._processes:
-            if process.timer is not None:
-                process.timer.cancel()
+        for timer in (self._timer, *(process.timer for process in self._processes)):
+            if timer is not None:
+                timer.cancel()
         if self.group is not None:
             await self.group.stop(signal.SIGKILL, 0)
         for pipe in self._pipes:
@@ -252,6 +253,8 @@ class Trial:
                 self._end()
         elif word.phase:
             process.phase = word.phase
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._probe.limit, self._late_in_all)
             log.debug("check %d: %s", self._probe.number, word.phase)
             self._arm(process, min(self._probe.limit, LIMITS[word.phase]), f"for {word.phase}")
 
@@ -262,6 +265,10 @@ class Trial:
 
     def _late(self, process: Process, what: str) -> None:
         self._fail(process, f"it took {what}")
+
+    def _late_in_all(self) -> None:
+        for process in [process for process in self._processes if not process.done]:
+            self._fail(process, f"it took more than {self._probe.limit:g} s in all, and was at {process.phase}")
 
     def _exited(self, local_rank: int, _pid: int, exit_code: int) -> None:
         process = self._processes[local_rank]

@@ -28,7 +28,8 @@ def table(result: Result) -> str:
         lines.append([row.node, row.standing.value, *figures, *[_remark(row)] * said])
     text = _aligned(lines)
     more = [f"and {len(rows) - ROWS} more nodes"] if len(rows) > ROWS else []
-    return "\n".join([*text, *more, *(f"note: {each}" for each in result.warnings), summary(result)])
+    sizes = [line for row in rows[:ROWS] if (line := _sizes(row))]
+    return "\n".join([*text, *more, *sizes, *(f"note: {each}" for each in result.warnings), summary(result)])
 
 
 def summary(result: Result) -> str:
@@ -50,6 +51,12 @@ def summary(result: Result) -> str:
 
 def _remark(row: Row) -> str:
     return "; ".join([*([row.why] if row.why else []), *row.warnings])
+
+
+def _sizes(row: Row) -> str:
+    """What --comm-perf-test has measured, beside the columns."""
+    others = [f"{name} {_figure(value)}" for name, value in row.figures.items() if name not in UNITS]
+    return f"{row.node}, GB/s: {', '.join(others)}" if others else ""
 
 
 def _figure(value: float) -> str:

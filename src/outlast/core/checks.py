@@ -19,7 +19,7 @@ JUDGED = ("compute", "memory", "network", "disk")  # figures by which a node may
 UNITS = {"compute": "GFLOP/s", "memory": "GB/s", "local": "GB/s", "network": "GB/s", "disk": "MB/s"}
 TRIES = 3  # of one that seems slow
 FEWEST = 3  # nodes that have a median
-IMPORTS = 60.0  # seconds that a node may need on top, before it can begin
+IMPORTS = 60.0  # seconds that a node may need on top, before it can begin: it watches the limit itself
 VICTIMS = 0.3  # seconds for the others of a group to say that they failed, too
 SKEW = 1.0  # seconds between clocks that are worth a word
 
@@ -167,7 +167,7 @@ class Examination:
         self._of = {node: group for group in groups for node in group}
         self._undecided = {group: set(group) for group in groups}
         self._victims, self._round = {}, {}
-        self._until = now + self._limit + (IMPORTS if self._rounds == 1 else 0.0)
+        self._until = now + self._limit + IMPORTS
         return groups
 
     # -- judgement
@@ -186,7 +186,7 @@ class Examination:
             if group in self._undecided and not alone:
                 # Nobody of it has said that it failed, so those who said nothing do by themselves.
                 for node in self._undecided[group]:
-                    self._pairing.fails_alone(node, f"its check did not end within {self._limit:g} s", certain=False)
+                    self._pairing.fails_alone(node, "nothing was heard of its check", certain=False)
                 alone = True
             if not alone:
                 self._pairing.judge(group, not failed)

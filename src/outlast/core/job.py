@@ -903,6 +903,7 @@ class Job:
             if row.standing is Fitness.FAULTY:
                 self._gate.doubt(name)
                 self._leave_out(self._nodes[name], row.why, now)
+        self._last_call = now  # it took long enough
         for name, row in here.items():
             if row.standing is Fitness.ASIDE or (row.standing is Fitness.SLOW and self.rules.exclude_straggler):
                 self._do_without(self._nodes[name], row, now)
