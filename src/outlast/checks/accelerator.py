@@ -21,6 +21,7 @@ BUILT_IN = {
     "ascend": "outlast.checks.ascend:Ascend",
     "xpu": "outlast.checks.xpu:Xpu",
 }
+OTHER_NAMES = {"nvidia.com/gpu": "cuda", "ascend-npu": "ascend"}  # as DLRover's users type them
 AUTO = ("cuda", "ascend", "xpu")  # in this order, where there is one
 
 
@@ -89,6 +90,7 @@ def reference_of(name: str) -> str:
     >>> reference_of("cpu")
     'outlast.checks.cpu:Cpu'
     """
+    name = OTHER_NAMES.get(name, name)
     if name in BUILT_IN:
         return BUILT_IN[name]
     from importlib import metadata  # slow to import, and hardly anybody needs it
