@@ -56,7 +56,6 @@ while True:
     optimizer.zero_grad()
     model(torch.randn(32, 64, device=device)).square().mean().backward()
     optimizer.step()
-    # save
     if first:
         first = False
         marks.append(time.monotonic())
@@ -64,6 +63,7 @@ while True:
         with open(draft, "w") as file:
             file.write(" ".join(map(str, [os.getpid(), *marks])))
         os.rename(draft, f"{sys.argv[1]}/{life}-{dist.get_rank()}")
+    # save
     time.sleep(0.01)
 """
 
@@ -120,6 +120,7 @@ class Contender(NamedTuple):
 
     argv: Callable[[int, int, Path], list[str]]
     ready: str = ""  # a line of its log that has to be there before the first kill
+    again: str = ""  # one that has to be there once more before every kill
 
 
 def contenders(place: Path | None) -> dict[str, Contender]:
@@ -141,6 +142,9 @@ def contenders(place: Path | None) -> dict[str, Contender]:
         "outlast, --warm-start off": Contender(here("outlast", "--warm-start=off")),
         "torchrun": Contender(here("torchrun")),
     }
+    if Path("/dev/nvidiactl").exists():
+        spares = here("outlast", "--ft-log-level=debug", "--warm-cuda=on")
+        found["outlast, --warm-cuda"] = Contender(spares, again="spare workers are ready")
     if place is not None:
         found |= _peers(place)
     return found
@@ -186,13 +190,20 @@ def recoveries(contender: Contender, nproc: int, kills: int, text: str = SCRIPT)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         run, workers = stack.enter_context(job(contender, nproc, kills, place, text))
-        for _ in range(kills):
+        for done in range(kills):
+            if contender.again:
+                told = partial(_said, run, contender.again, done + 1)
+                until(told, timeout=PATIENCE, runs=[run], what=contender.again)
             time.sleep(random.uniform(1.0, 1.5))  # in the midst of training, at no fixed distance from any timer
             killed_at, gone_at, workers = recover(run, place, workers)
             times = zip(*(marks[1:] for marks in workers), strict=True)
             ends = [gone_at, *(max(each) for each in times)]
             phases = [end - before for before, end in zip([killed_at, *ends], ends, strict=False)]
             yield [*phases, ends[-1] - killed_at]
+
+
+def _said(run: Run, what: str, times: int) -> bool:
+    return run.log.read_text(errors="replace").count(what) >= times
 
 
 def recover(run: Run, place: Path, workers: list[Marks]) -> tuple[float, float, list[Marks]]:

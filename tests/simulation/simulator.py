@@ -618,8 +618,7 @@ class Simulation:
         known = set(range(1, self.schedule.endpoints + 1))
         if one.last is not None:
             known.add(one.last.number)
-        if one.node.charter is not None:
-            known |= {int(s.addr[4:]) for s in one.node.charter.successors}
+        known |= {int(s.addr[4:]) for s in one.node.successors}
         answers: list[tuple[Coordinator, Standing]] = []
         longest = 0.0
         for number in sorted(known):

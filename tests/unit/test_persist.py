@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint import persist as persisting
 from outlast.checkpoint.arena import Arena, Mark, Slot
 from outlast.checkpoint.background import Thread
-from outlast.checkpoint.persist import persist, prune, write_file
+from outlast.checkpoint.persist import persist, prune
 from snapshots import SIZE, fill, kill_within, mark, ticket
 
 
@@ -67,7 +66,7 @@ def test_a_file_is_the_memory_with_and_without_the_page_cache(
 
         monkeypatch.setattr(os, "pwrite", refuse)
     slot = seal(arena, 3, tmp_path)
-    file = write_file(tmp_path / "file", slot.data[:SIZE])
+    file = disk.write_shard(tmp_path, "file", slot.data[:SIZE])
     assert (tmp_path / "file").read_bytes() == bytes([3]) * SIZE
     assert len(file.chunks) == 4
     assert disk.verify_file(tmp_path, file) == []
@@ -136,14 +135,14 @@ def test_the_newest_wins_while_the_disk_is_behind(
     arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    write = persisting.write_file
+    write = disk.write_shard
 
-    def slow(path: Path, data: memoryview) -> disk.File:
+    def slow(draft: Path, name: str, data: memoryview) -> disk.File:
         begun.set()
         assert go_on.wait(30)
-        return write(path, data)
+        return write(draft, name, data)
 
-    monkeypatch.setattr(persisting, "write_file", slow)
+    monkeypatch.setattr(disk, "write_shard", slow)
     background = Thread()
     keep: set[Mark] = set()
     for sequence in range(7):

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outlast.agent.spares import Spares
 from outlast.agent.workers import Streams
 from outlast.agent.zygote_process import MESSAGE, MOST_DESCRIPTORS, Unfit, ZygoteProcess, startup
 
@@ -46,7 +47,13 @@ class Zygote:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, preload: Sequence[str], patience: float
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        preload: Sequence[str],
+        patience: float,
+        spares: int = 0,
     ) -> None:
         self._command = tuple(command)
         self._environment = dict(environment)
@@ -60,7 +67,10 @@ class Zygote:
         self._serving: ZygoteProcess | None = None  # it has learned, and is fit
         self._learning: ZygoteProcess | None = None  # it may take the other's place
         self._lull: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()  # one has learned, or has come to nothing
         self._loop = asyncio.get_running_loop()
+        self._spares = Spares(spares, environment) if spares else None
+        self._restocking: asyncio.TimerHandle | None = None
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         with theirs:
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -82,14 +92,22 @@ class Zygote:
         commands: Sequence[Sequence[str]],
         environments: Sequence[Mapping[str, str]],
         streams: Sequence[Streams],
+        *,
+        errand: str = "",
     ) -> list[int] | None:
-        """The pids of new workers, children of this process; None where they have to be started the ordinary way."""
+        """The pids of new workers, children of this process; None where they have to be started the ordinary way.
+
+        `errand`: a module of ours, whose `run` they are for, instead of the script.
+        """
+        if self._spares is not None and not errand and (pids := self._become(commands, environments, streams)):
+            return pids
         serving = self._serving
         if serving is None or 2 * len(commands) + 6 > MOST_DESCRIPTORS:
             return None
-        if any(_program(command) != _program(self._command) for command in commands):
+        if not errand and any(_program(command) != _program(self._command) for command in commands):
             return None
         births, descriptors = self._births(commands, environments, streams)
+        births["errand"] = errand
         try:
             answer = serving.fork(births, self.news, descriptors)
         except Unfit as doubt:
@@ -98,12 +116,24 @@ class Zygote:
             return None
         self._failures = 0
         self._tell_overshadowed(answer["overshadowed"])
+        self._restock_later()
         return answer["pids"] or None
+
+    async def ready(self) -> None:
+        """Wait until it can fork, or it is known that it cannot."""
+        self.wake()
+        while self._serving is None and self._learning is not None:
+            self._changed.clear()
+            await self._changed.wait()
 
     def close(self) -> None:
         """End it for good."""
-        if self._lull is not None:
-            self._lull.cancel()
+        self._changed.set()
+        for timer in (self._lull, self._restocking):
+            if timer is not None:
+                timer.cancel()
+        if self._spares is not None:
+            self._spares.close()
         for process in (self._serving, self._learning):
             if process is not None:
                 self._end(process)
@@ -134,6 +164,46 @@ class Zygote:
         births = {"agent": os.getpid(), "directory": str(Path.cwd()), "beside": _beside(self._command)}
         births |= {"news": self.news, "environment": common, "workers": workers}
         return births, descriptors
+
+    # -- spares
+
+    def _become(
+        self,
+        commands: Sequence[Sequence[str]],
+        environments: Sequence[Mapping[str, str]],
+        streams: Sequence[Streams],
+    ) -> list[int]:
+        """The spares, as workers; none where they are not ready, or one of them is not fit."""
+        assert self._spares is not None
+        same = all(_program(command) == _program(self._command) for command in commands)
+        spares = self._spares.take(list(environments)) if same else []
+        pids: list[int] = []
+        for spare, command, environment, ends in zip(spares, commands, environments, streams, strict=False):
+            births, descriptors = self._births([command], [environment], [ends])
+            try:
+                pids += spare.become(births, self.news, descriptors)["pids"]
+            except Unfit as doubt:
+                log.warning("the spare workers are not used: %s", doubt)
+                break
+        if len(pids) < len(spares):
+            for spare in spares:
+                spare.end()
+            return []
+        for spare in spares:
+            spare.link.close()
+        if pids:
+            self._restock_later()
+        return pids
+
+    def _restock_later(self) -> None:
+        """When the workers that were just started have got going: they need the GPU first."""
+        if self._spares is not None and self._restocking is None:
+            self._restocking = self._loop.call_later(LULL, self._restock)
+
+    def _restock(self) -> None:
+        self._restocking = None
+        if self._spares is not None and self._serving is not None:
+            self._spares.stock(self._serving)
 
     # -- lessons
 
@@ -207,7 +277,9 @@ class Zygote:
         former, self._serving, self._learning = self._serving, process, None
         if former is not None:
             self._end(former)
+        self._changed.set()
         log.debug("the zygote is ready, after %.1f s of imports", message["took"])
+        self._restock_later()
         self._prepare()
 
     def _leave_out(self, module: str, why: str) -> None:
@@ -239,6 +311,7 @@ class Zygote:
         elif self._failures == FAILURES:
             log.warning("no zygote is fit to be forked: restarts will be slower")
         self._prepare()
+        self._changed.set()
 
     def _end(self, process: ZygoteProcess) -> None:
         self._loop.remove_reader(process.link)
