@@ -12,7 +12,7 @@ import pytest
 from test_budget import Job, notes, running
 
 from outlast.agent.pace import busy_seconds
-from outlast.board import ONE_MORE, VARIABLE, Board
+from outlast.board import ONE_MORE, VARIABLE, Board, Spent, Totals
 from outlast.cli.replay import Replay
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.events import Command, Cordon, Event, Kind, Note, Straggled
@@ -62,6 +62,7 @@ def step(session: Session, clock: list[float], *, forward: float) -> None:
         clock[0] += forward
     with session.section("backward"):
         clock[0] += 0.5
+    session.optimizer_steps()
     session.optimizer_stepped()
 
 
@@ -79,6 +80,52 @@ def test_sections_add_up_on_the_board_and_the_one_before_the_optimizers_step_is_
         "backward": (3, pytest.approx(1.5)),
     }
     assert (totals.step, totals.pid, totals.waited) == (3, os.getpid(), "backward")
+
+
+@pytest.mark.parametrize(
+    ("before", "around", "within", "waited"),
+    [
+        (["data", "grads"], "", 0.5, "grads"),  # optimizer.step() after the sections
+        (["data", "grads"], "update", 0.0001, "grads"),  # in a section of its own
+        (["data"], "train", 0.5, "train"),  # in a section with all the rest
+        ([], "train", 0.5, ""),  # nothing was ever closed: there is nothing to compare either
+    ],
+)
+def test_where_ranks_wait_is_seen_at_the_optimizers_steps(
+    before: list[str], around: str, within: float, waited: str, board: Board, clock: list[float]
+) -> None:
+    session = Session({VARIABLE: board.address(0)})
+    for name in before:
+        with session.section(name):
+            clock[0] += 0.2
+    if around:
+        session.start_section(around)
+    clock[0] += within
+    session.optimizer_steps()
+    session.optimizer_stepped()
+    totals = board.totals(0)
+    assert totals is not None
+    assert totals.waited == waited
+
+
+def test_steps_that_take_longer_than_many_looks_are_told_whole() -> None:
+    strides = Strides(0)
+
+    def look(at: float, *steps: int) -> tuple[Pace, ...]:
+        seen = {
+            rank: Totals(read_at=at, pid=1, step=step, step_at=30.0 * step, spent={"forward": Spent(step * ONE_MORE)})
+            for rank, step in enumerate(steps)
+        }
+        return strides.look({rank: (each, at) for rank, each in seen.items()})
+
+    look(30.0, 1, 1)
+    for at in range(31, 60):
+        assert look(at, 1, 1) == ()
+    assert look(60.0, 2, 1) == ()
+    assert [(pace.rank, pace.first, pace.last, pace.step) for pace in look(61.0, 2, 2)] == [
+        (0, 1, 2, 30.0),
+        (1, 1, 2, 30.0),
+    ]
 
 
 def test_a_total_that_has_no_more_room_begins_anew_and_nothing_is_lost(board: Board, clock: list[float]) -> None:
