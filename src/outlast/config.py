@@ -21,7 +21,10 @@ CFG_PATH = "OUTLAST_FT_CFG_PATH"
 
 # Not settings, but ours: Outlast gives them to its workers, and a worker may well start Outlast again.
 OWN_VARIABLES = frozenset(
-    {CFG_PATH, "OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_WORKER_GROUP"}
+    {
+        *(CFG_PATH, "OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_PARTNER"),
+        "OUTLAST_WORKER_GROUP",
+    }
 )
 
 # What torchrun's backends read from --rdzv-conf, in our words.
@@ -156,6 +159,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Seconds that snapshots in shared memory outlive an agent that was killed, for the next one of its name."
         ),
     ] = 60.0
+    replicas: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=1),
+        _about(
+            "Copies of each snapshot in the memory of another host, so that it outlives the loss of a node; "
+            "0: none, for half of the shared memory."
+        ),
+    ] = 1
     warm_start: Annotated[
         bool,
         _about(

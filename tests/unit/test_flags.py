@@ -74,6 +74,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
     assert ours == {
         *("--ft-cfg-path", "--ft-cfg_path"),
         *("--ft-planned-change-timeout", "--ft-planned_change_timeout"),
+        "--ft-replicas",
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
         *("--ft-use-infra-group-rank", "--ft-use_infra_group_rank"),
         *("--ft-node-name", "--ft-node_name"),
@@ -90,6 +91,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
         *("--ft-supervise", "--supervise"),
         *("--ft-warm-start", "--ft-warm_start", "--warm-start", "--warm_start"),
+        *("--ft-warm-cuda", "--ft-warm_cuda", "--warm-cuda", "--warm_cuda"),
         *("--ft-warm-preload", "--ft-warm_preload", "--warm-preload", "--warm_preload"),
         *("--ft-hang-detection", "--ft-hang_detection"),
         *("--ft-rank-heartbeat-timeout", "--ft-rank_heartbeat_timeout"),

@@ -20,12 +20,13 @@ import msgspec
 
 from outlast import rulebook
 from outlast.agent import supervisor
+from outlast.agent.desk import Desk
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
 from outlast.agent.hangs import Hangs
 from outlast.agent.judge import Judge
-from outlast.agent.keeper import Keeper
+from outlast.agent.keeper import Keeper, Line, listen
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.pace import Pacing
@@ -40,6 +41,7 @@ from outlast.agent.zygote import Zygote
 from outlast.agent.zygote_process import startup
 from outlast.board import Action, Request
 from outlast.clock import now
+from outlast.commission import Tls
 from outlast.config import Settings, termination_signal
 from outlast.core.node import (
     Agree,
@@ -55,6 +57,7 @@ from outlast.core.node import (
     Halting,
     HaltWorkers,
     Hangup,
+    Holds,
     Host,
     Lease,
     Leave,
@@ -80,11 +83,14 @@ from outlast.messages import (
     Failure,
     FromCoordinator,
     Join,
+    Keeping,
     Leaving,
     Over,
     Pace,
+    Standing,
     State,
     Term,
+    Told,
     Wanted,
     Welcome,
     Wish,
@@ -129,7 +135,9 @@ class Agent:
         self.seat = Seat(launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted)
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
-        self._keeper = Keeper(place, linger=settings.snapshot_linger, level=settings.log_level)
+        self._keeper = Keeper(
+            place, linger=settings.snapshot_linger, level=settings.log_level, line=self._line_to_other_keepers()
+        )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
         self._watch: Watch | None = None
@@ -156,10 +164,19 @@ class Agent:
             patience=settings.connect_timeout,
             choose=lambda standings: self._node.choose(standings, now()),
             obeyed=lambda: self._node.obeyed,
-            connected=lambda standing: self._feed(Connected(standing)),
+            connected=self._connected,
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
+        self._desk = Desk(self._link.send)
+
+    def _line_to_other_keepers(self) -> Line | None:
+        settings, launch = self._settings, self._launch
+        listener = listen(loopback=launch.endpoint.loopback) if launch.max_nodes > 1 else None
+        if listener is None:
+            return None
+        tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_ca) if settings.tls else None
+        return Line(listener, self.seat.token, tls, settings.replicas)
 
     def _next_term(self) -> Term:
         return Term(self._node.term.number + 1, self._id)
@@ -200,6 +217,7 @@ class Agent:
             self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
         if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
             self._guard.start()
+        await self._desk.open()
         linking = asyncio.create_task(self._link.run())
         try:
             linking.add_done_callback(self._link_ended)
@@ -213,6 +231,7 @@ class Agent:
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
         self._unwatch()
+        self._desk.close()
         if self._extension is not None:
             self._extension.close()  # whoever waits for its answer does so no longer
         if self._tasks:
@@ -263,11 +282,21 @@ class Agent:
         log.warning("%s: %s (once more to end at once)", number.name, what)
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
 
+    def _connected(self, standing: Standing) -> None:
+        if self._node.clear:
+            self._feed(Holds(self._keeper.held()))
+        self._feed(Connected(standing))
+
     def _received(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
             log.log(self._level, "joined the job as node %s", self._name)
+        if isinstance(message, Told):
+            self._desk.told(message)
+            return
         self._feed(Received(message))
+        if isinstance(message, Welcome):
+            self._desk.repeat()
 
     # -- the core
 
@@ -292,7 +321,7 @@ class Agent:
         if isinstance(command, Tell):
             self._link.send(self._joining(command) if command.first else command.report)
         elif isinstance(command, StartWorkers):
-            self._start(command.assignment)
+            self._start(command.assignment, command.keeping)
         elif isinstance(command, StopWorkers):
             grace = self._launch.shutdown_timeout if command.grace is None else command.grace
             self._stop(command.generation, grace)
@@ -338,7 +367,7 @@ class Agent:
             name=self._name,
             nproc=launch.nproc,
             role=launch.role,
-            addr=launch.local_addr or self._address(),
+            addr=self._address(),
             job=launch.job,
             entrypoint=launch.entrypoint,
             nnodes=(launch.min_nodes, launch.max_nodes),
@@ -351,6 +380,8 @@ class Agent:
             charter=self._node.charter,
             assignment=self._node.assignment,
             since=self._place.since,
+            keeper=self._keeper.port,
+            hands=self._desk.statement(),
         )
 
     def _host(self, term: Term) -> None:
@@ -363,13 +394,15 @@ class Agent:
 
     def _address(self) -> str:
         """Where other nodes reach this one: as the network has it, or by the name that they reach it with already."""
+        if self._launch.local_addr:
+            return self._launch.local_addr
         address, endpoint = self._link.address, self._launch.endpoint
         own = ip_address(address.partition("%")[0]).is_loopback and not endpoint.loopback
         return endpoint.host if own else address
 
     # -- workers
 
-    def _start(self, assignment: Assignment) -> None:
+    def _start(self, assignment: Assignment, keeping: Keeping) -> None:
         launch = self._launch
         self._assignment = assignment
         if assignment.fresh and self._zygote is not None:
@@ -384,12 +417,22 @@ class Agent:
         try:
             self._watch = watch = self._watching()
             hook, arena = self._settings.step_hook, str(self._keeper.arena)
+            partner = self._keeper.begin(assignment.generation, self._address(), keeping)
             environments = [
                 worker_environment(
-                    launch, assignment, r, os.environ, board=watch.address(r), arena=arena, step_hook=hook
+                    launch,
+                    assignment,
+                    r,
+                    os.environ,
+                    board=watch.address(r),
+                    arena=arena,
+                    partner=partner,
+                    desk=self._desk.address,
+                    step_hook=hook,
                 )
                 for r in ranks
             ]
+            self._desk.begin(assignment.generation, assignment.first_rank, launch.nproc)
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
@@ -436,6 +479,8 @@ class Agent:
         assert self._assignment is not None
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
+        if exit_code == 0:
+            self._desk.exited(self._assignment.first_rank + local_rank)
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
         if exit_code != 0 and not hung and not self._node.told_to_stop:
@@ -508,6 +553,7 @@ class Agent:
             self._unwatch()
             self._logs.finish()
             self._release_port()
+            self._feed(Holds(self._keeper.held()))
             self._feed(Cleared(generation))
             if self._node.state is State.FINISHED:
                 log.log(self._level, "generation %d: every worker here has finished", generation)

@@ -27,6 +27,7 @@ from outlast.core.events import (
     Kind,
     Lost,
     Note,
+    Queried,
     Raise,
     Remember,
     Reply,
@@ -40,7 +41,20 @@ from outlast.core.job import FIRST, Job
 from outlast.core.liveness import ORPHANS, Liveness
 from outlast.core.stragglers import Stragglers
 from outlast.journal import Began, Journal
-from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Paces, Report, Rules, Seen, Standing, Term
+from outlast.messages import (
+    Ask,
+    FromAgent,
+    FromCoordinator,
+    Join,
+    Over,
+    Paces,
+    Query,
+    Report,
+    Rules,
+    Seen,
+    Standing,
+    Term,
+)
 from outlast.platforms.plugins import Alarm, Faulty, Plugins
 from outlast.wire import Wire, WireError
 
@@ -237,6 +251,8 @@ class Server:
             self._feed(Reported(node, message))
         elif isinstance(message, Seen):
             self._feed(Saw(node, message))
+        elif isinstance(message, Query):
+            self._feed(Queried(node, message))
         elif isinstance(message, Paces):
             # Beside the job's decisions, as silence is: of all the figures, they and the journal need the outcome only.
             for who, found in self._stragglers.hear(node, message):

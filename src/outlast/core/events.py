@@ -9,7 +9,7 @@ import msgspec
 from outlast.core.authority import Memory
 from outlast.core.stragglers import Straggler
 from outlast.diagnosis.culprit import Verdict
-from outlast.messages import Answer, Ask, FromCoordinator, Join, Report, Seen
+from outlast.messages import Answer, Ask, FromCoordinator, Join, Query, Report, Seen
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -30,6 +30,13 @@ class Saw(msgspec.Struct, frozen=True, tag="saw"):
 
     node: str
     seen: Seen
+
+
+class Queried(msgspec.Struct, frozen=True, tag="queried"):
+    """A node passes on what one of its workers asks."""
+
+    node: str
+    query: Query
 
 
 class Straggled(msgspec.Struct, frozen=True, tag="straggled"):
@@ -62,7 +69,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Saw | Straggled | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Queried | Straggled | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):

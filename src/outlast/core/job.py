@@ -25,6 +25,7 @@ from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change
+from outlast.core.dealer import Dealer
 from outlast.core.events import (
     Asked,
     Command,
@@ -35,6 +36,7 @@ from outlast.core.events import (
     Kind,
     Lost,
     Note,
+    Queried,
     Raise,
     Remember,
     Reply,
@@ -47,6 +49,7 @@ from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member
 from outlast.core.roster import assign, choose, rank, world_of
+from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
 from outlast.diagnosis.observation import Observation
 from outlast.messages import (
@@ -157,7 +160,9 @@ class Job:
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
         self._change = Change(rules)  # that is planned, in this generation
+        self._dealer = Dealer()  # of shards, to whoever asks for them
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
+        self._snapshots = Snapshots()  # in the memory of the nodes
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
@@ -262,6 +267,9 @@ class Job:
             self._joined(event.join, now)
         elif isinstance(event, Saw):
             self._saw(event.node, event.seen, now)
+        elif isinstance(event, Queried):
+            self._dealer.ask(event.node, event.query)
+            self.idle = True
         elif isinstance(event, Straggled):
             self._straggled(event, now)
         elif isinstance(event, Lost):
@@ -270,6 +278,10 @@ class Job:
             self._asked(event.ask, now)
         else:
             self._settle(now)
+        self._dealer.hurry(self._change.planned)
+        if self._dealer.waits and self.phase is Phase.RUNNING and self._authority.leads(now):
+            world = next(iter(self._roster.values())).world_size
+            self._out += [Send(node, told) for node, told in self._dealer.answers(self.generation, world)]
         return self._out
 
     # -- events
@@ -308,6 +320,7 @@ class Job:
         if join.key:
             self._supersede(join, now)
         self._learn(join, node, now)
+        self._dealer.hear(join.node, join.hands)
         r = self.rules
         self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
@@ -486,7 +499,7 @@ class Job:
             return  # late or doubled: what it says is no longer true
         node.report = report
         news = node.heard(report.sent, now)
-        changed = _changed(known, report)
+        changed = self._snapshots.told(name, report.held) or _changed(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
         if repeated is not None:
@@ -542,7 +555,9 @@ class Job:
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
-        self._send(name, Start(self._roster[name], self.term.number, self._charter(name, now), node.report.seq))
+        keeping = self._snapshots.keeping(name, self.generation, self._roster, self._nodes)
+        charter = self._charter(name, now)
+        self._send(name, Start(self._roster[name], self.term.number, charter, node.report.seq, keeping))
 
     def _digest(self, name: str, node: Member, now: float) -> None:
         """Take a changed report to heart."""
@@ -646,6 +661,7 @@ class Job:
         if node is None or not node.connected:
             return
         node.connected = False
+        self._snapshots.forget(event.node)
         node.until = None if node.clear else event.until
         self._connected -= 1
         if event.ended and self._authority.acts(now):

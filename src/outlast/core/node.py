@@ -26,6 +26,8 @@ from outlast.messages import (
     FromCoordinator,
     Halt,
     Halted,
+    Held,
+    Keeping,
     Leaving,
     Look,
     Measure,
@@ -138,6 +140,12 @@ class Halting(msgspec.Struct, frozen=True):
     halted: Halted
 
 
+class Holds(msgspec.Struct, frozen=True):
+    """Which snapshots are in this node's memory. Told when no worker changes that."""
+
+    held: tuple[Held, ...]
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -160,6 +168,7 @@ Event = (
     | Observed
     | Paced
     | Halting
+    | Holds
     | NotHosted
     | Tick
 )
@@ -174,6 +183,7 @@ class Tell(msgspec.Struct, frozen=True):
 
 class StartWorkers(msgspec.Struct, frozen=True):
     assignment: Assignment
+    keeping: Keeping = Keeping()
 
 
 class StopWorkers(msgspec.Struct, frozen=True):
@@ -297,6 +307,9 @@ class Node:
         self._overdue_until = float("-inf")
         self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
+        self._keeping = Keeping()
+        self._held: tuple[Held, ...] = ()
+        self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
         self._leaving = Leaving.NO
         self._over: Over | None = None
         self._exited = False
@@ -391,6 +404,7 @@ class Node:
             self._acked, self._echoed, self._look = 0, False, 0
             self._heard_at = now
             self._sent_at.clear()
+            self._held_since = self._seq + 1 if self._held else 0
             self._tell(now, first=True)
         elif isinstance(event, Disconnected):
             self._connected = False
@@ -422,6 +436,8 @@ class Node:
             if self._runs(event.generation) and event.halted != self._halted:
                 self._halted = event.halted
                 self._tell(now)
+        elif isinstance(event, Holds):
+            self._holds(event.held, now)
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -445,6 +461,7 @@ class Node:
         elif isinstance(message, Start):
             self._adopt(message.charter)
             self._answered(message.ack, True, now)
+            self._keeping = message.keeping
             self._start(message.assignment, now)
         elif isinstance(message, Measure):
             if message.round > self._measures.round:
@@ -511,7 +528,7 @@ class Node:
         self._failures, self._patience_with_workers = [], 0.0
         self._overdue_until = float("-inf")
         self._halted = None
-        self._out.append(StartWorkers(assignment))
+        self._out.append(StartWorkers(assignment, self._keeping))
         self._tell(now)
 
     def _stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
@@ -591,6 +608,13 @@ class Node:
         if self._runs(event.generation):
             self._overdue = Overdue(self._overdue.number + 1, event.ending)
             self._overdue_until = now + REPEATED
+            self._tell(now)
+
+    def _holds(self, held: tuple[Held, ...], now: float) -> None:
+        if held == self._held:
+            return
+        self._held, self._held_since = held, self._seq + 1
+        if self.clear:
             self._tell(now)
 
     def _runs(self, generation: int) -> bool:
@@ -691,6 +715,7 @@ class Node:
             overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
             halted=self._halted if self._runs(self.generation) else None,
             sent=now,
+            held=self._held if self._acked < self._held_since else None,
         )
         self._out.append(Tell(report, first))
 
