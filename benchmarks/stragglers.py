@@ -224,7 +224,7 @@ def case_of(record: Record, factor: float, number: int, seed: int, *, shown: boo
             told.steps.append(step - first)
             told.off.append(found.since - first)
             break
-        told.wrong += found.over is None
+        told.wrong += found.over is None and not found.lasts
     return told
 
 
@@ -236,11 +236,12 @@ def together(told: Sequence[Told]) -> Told:
 
 def alarms_of(record: Record, hours: float, seed: int, *, shown: bool) -> int:
     """Who is named in so many hours in which nobody is slow, begun anew every quarter of an hour."""
-    count, each = 0, 900.0
-    for number in range(round(hours * 3600 / each)):
+    count, quarter = 0, 900.0
+    for number in range(round(hours * 3600 / quarter)):
         dice = random.Random(f"{seed} {number}")
         training = Training(len(record), replayed(record, dice), shown=shown, seed=number, nproc=1)
-        count += sum(found.over is None for _, _, found in training.run(round(each / mean_step(record))))
+        found = [found for _, _, found in training.run(round(quarter / mean_step(record)))]
+        count += sum(each.over is None and not each.lasts for each in found)
     return count
 
 

@@ -56,7 +56,7 @@ PAUSES, RESUMED_AT = 33, 34  # above all that a pause stops
 STARTUP_LONGEST, BEAT_LONGEST, OUTSIDE_LONGEST = 35, 36, 37
 LONGEST = range(38, 70)  # by number of the name
 SPENT = range(70, 102)  # likewise: all time in sections of the name, in ns, plus ONE_MORE for each of them
-WAITED = 102  # the number, plus one, of the section that was closed last before an optimizer's step
+WAITED = 102  # the number, plus one, of the section that optimizers' steps come after
 END = 103
 SPARE = END  # for an entry that has no room; nobody reads it
 
@@ -151,7 +151,7 @@ class Totals:
     step: int
     step_at: float
     spent: Mapping[str, Spent]  # by name of the section
-    waited: str = ""  # the section that was closed last before an optimizer's step: there ranks wait for each other
+    waited: str = ""  # the section that optimizers' steps come after: there ranks wait for each other
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from test_budget import Job, notes, running
 
 from outlast.agent.pace import busy_seconds
-from outlast.board import ONE_MORE, VARIABLE, Board
+from outlast.board import ONE_MORE, VARIABLE, Board, Spent, Totals
 from outlast.cli.replay import Replay
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.events import Command, Cordon, Event, Kind, Note, Straggled
@@ -37,6 +38,7 @@ from outlast.worker.session import Session
 
 SLOW = Straggler(1, (1,), "forward", 1.81, 410)
 OVER = Straggler(1, (1,), "forward", 1.81, 410, over=900)
+LASTS = Straggler(1, (1,), "forward", 1.81, 410, lasts=True)
 SENTENCE = "rank 1 on b is 1.8 times slower than the others in section 'forward' since step 410"
 
 
@@ -62,6 +64,7 @@ def step(session: Session, clock: list[float], *, forward: float) -> None:
         clock[0] += forward
     with session.section("backward"):
         clock[0] += 0.5
+    session.optimizer_steps()
     session.optimizer_stepped()
 
 
@@ -79,6 +82,52 @@ def test_sections_add_up_on_the_board_and_the_one_before_the_optimizers_step_is_
         "backward": (3, pytest.approx(1.5)),
     }
     assert (totals.step, totals.pid, totals.waited) == (3, os.getpid(), "backward")
+
+
+@pytest.mark.parametrize(
+    ("before", "around", "within", "waited"),
+    [
+        (["data", "grads"], "", 0.5, "grads"),  # optimizer.step() after the sections
+        (["data", "grads"], "update", 0.0001, "grads"),  # in a section of its own
+        (["data"], "train", 0.5, "train"),  # in a section with all the rest
+        ([], "train", 0.5, ""),  # nothing was ever closed: there is nothing to compare either
+    ],
+)
+def test_where_ranks_wait_is_seen_at_the_optimizers_steps(
+    before: list[str], around: str, within: float, waited: str, board: Board, clock: list[float]
+) -> None:
+    session = Session({VARIABLE: board.address(0)})
+    for name in before:
+        with session.section(name):
+            clock[0] += 0.2
+    if around:
+        session.start_section(around)
+    clock[0] += within
+    session.optimizer_steps()
+    session.optimizer_stepped()
+    totals = board.totals(0)
+    assert totals is not None
+    assert totals.waited == waited
+
+
+def test_steps_that_take_longer_than_many_looks_are_told_whole() -> None:
+    strides = Strides(0)
+
+    def look(at: float, *steps: int) -> tuple[Pace, ...]:
+        seen = {
+            rank: Totals(read_at=at, pid=1, step=step, step_at=30.0 * step, spent={"forward": Spent(step * ONE_MORE)})
+            for rank, step in enumerate(steps)
+        }
+        return strides.look({rank: (each, at) for rank, each in seen.items()})
+
+    look(30.0, 1, 1)
+    for at in range(31, 60):
+        assert look(at, 1, 1) == ()
+    assert look(60.0, 2, 1) == ()
+    assert [(pace.rank, pace.first, pace.last, pace.step) for pace in look(61.0, 2, 2)] == [
+        (0, 1, 2, 30.0),
+        (1, 1, 2, 30.0),
+    ]
 
 
 def test_a_total_that_has_no_more_room_begins_anew_and_nothing_is_lost(board: Board, clock: list[float]) -> None:
@@ -151,8 +200,9 @@ def straggled(job: Job, found: Straggler = SLOW, node: str = "b") -> list[Any]:
     return job.handle(Straggled(node, found), job.now)
 
 
-def test_a_straggler_is_told_of_when_it_begins_and_when_it_is_over_and_training_goes_on() -> None:
-    job = running("a", "b", "c")
+@pytest.mark.parametrize("policy", ["warn", "exclude"])
+def test_a_straggler_is_told_of_when_it_begins_and_when_it_is_over_and_training_goes_on(policy: str) -> None:
+    job = running("a", "b", "c", straggler=policy)
     begins, ends = straggled(job), straggled(job, OVER)
     assert [(each.kind, each.text) for each in begins + ends] == [
         (Kind.STRAGGLER, f"generation 1: {SENTENCE}"),
@@ -161,12 +211,12 @@ def test_a_straggler_is_told_of_when_it_begins_and_when_it_is_over_and_training_
     assert job.job.phase is Phase.RUNNING
 
 
-def test_if_it_is_asked_for_the_job_goes_on_without_its_node() -> None:
+def test_when_it_lasts_the_job_goes_on_without_its_node_if_that_is_asked_for() -> None:
     job = running("a", "b", "c", straggler="exclude", exclude_for=100.0)
-    commands = straggled(job)
+    commands = straggled(job, LASTS)
     assert [(each.node, each.reason) for each in commands if isinstance(each, Cordon)] == [("b", SENTENCE)]
-    assert "generation 1 ends: it goes on without node b for 100 s, which is too slow" in notes(commands)
-    assert not straggled(job)[1:]  # one of another rank of it changes nothing
+    assert f"generation 1 ends: it goes on without node b for 100 s: {SENTENCE}" in notes(commands)
+    assert not straggled(job, LASTS)  # of another rank of it
     job.end()
     assert job.members == ["a", "c"]
     assert job.job.restarts == 0
@@ -181,15 +231,13 @@ def test_if_it_is_asked_for_the_job_goes_on_without_its_node() -> None:
 )
 def test_nobody_goes_below_min_or_beyond_the_limit(rules: dict[str, Any], why: str) -> None:
     job = running("a", "b", "c", straggler="exclude", **rules)
-    assert notes(straggled(job)) == f"generation 1: {SENTENCE}; {why}"
+    assert notes(straggled(job, LASTS)) == f"generation 1: {why}: {SENTENCE}"
     assert job.job.phase is Phase.RUNNING
 
 
-def test_nobody_goes_for_what_is_over_or_was_so_in_another_generation() -> None:
-    job = running("a", "b", "c", straggler="exclude")
-    straggled(job, OVER)
-    straggled(job, Straggler(0, (1,), "forward", 2.0, 10))
-    assert job.job.phase is Phase.RUNNING
+def test_nobody_goes_if_it_is_not_asked_for_or_was_so_in_another_generation() -> None:
+    assert not straggled(running("a", "b", "c"), LASTS)
+    assert not straggled(running("a", "b", "c", straggler="exclude"), replace(LASTS, generation=0))
 
 
 def test_what_was_decided_about_a_straggler_can_be_replayed(tmp_path: Path) -> None:
@@ -207,6 +255,7 @@ def test_what_was_decided_about_a_straggler_can_be_replayed(tmp_path: Path) -> N
     job.job.handle = recorded  # type: ignore[method-assign]
     job.start("a", "b", "c")
     straggled(job)
+    straggled(job, LASTS)
     straggled(job, OVER)
     journal.close()
     replay = Replay()

@@ -18,7 +18,8 @@ SECONDS = 10  # steps of the plain trace in one
 
 
 def told(training: Training, steps: int) -> list[tuple[int, str, Straggler]]:
-    return list(training.run(steps))
+    """What people hear of."""
+    return [each for each in training.run(steps) if not each[2].lasts]
 
 
 @pytest.mark.parametrize("factor", [1.3, 1.5, 2.0])
@@ -34,6 +35,17 @@ def test_a_rank_that_becomes_slow_is_named_once_and_once_more_when_it_is_over(ra
     assert (ends.ranks, ends.section, ends.since) == (begins.ranks, begins.section, begins.since)
     assert ends.over is not None
     assert abs(ends.over - 500) <= 2 * SECONDS
+
+
+def test_one_that_lasts_is_told_of_once_more_for_those_who_do_something_about_it() -> None:
+    slow = [Slow(1, "forward", 2.0, first=100, until=200), Slow(2, "forward", 2.0, first=400)]
+    found = [straggler for _, _, straggler in Training(4, steady(random.Random(7)), slow=slow).run(1000)]
+    assert [(each.ranks, each.lasts, each.over is not None) for each in found] == [
+        ((1,), False, False),
+        ((1,), False, True),
+        ((2,), False, False),
+        ((2,), True, False),
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

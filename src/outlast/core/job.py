@@ -930,17 +930,20 @@ class Job:
         if home is None or self.phase is Phase.OVER:
             return
         found, what = event.straggler, event.straggler.sentence(home.name)
+        if not found.lasts:
+            told = f"generation {found.generation}: {what}"
+            self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
+            return
         runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
-        stays, seconds = "", 0.0
-        runs = runs and found.over is None and _place_of(home.join) not in self._left_out
-        if self.rules.straggler == "exclude" and runs and self._authority.acts(now):
-            stays = self._must_stay(home, len(self._roster) + len(self._ready) - 1, now)
-            seconds = 0.0 if stays else self._leave_out(home, what, now)
-        told = f"generation {found.generation}: {what}" + (f"; {stays}" if stays else "")
-        self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
-        if seconds:
-            self._plan(f"it goes on without node {home.name} for {seconds:g} s, which is too slow", now)
-            self._settle(now)
+        goes = self.rules.straggler == "exclude" and runs and _place_of(home.join) not in self._left_out
+        if not goes or not self._authority.acts(now):
+            return
+        if stays := self._must_stay(home, len(self._roster) + len(self._ready) - 1, now):
+            self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
+            return
+        seconds = self._leave_out(home, what, now)
+        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {what}", now)
+        self._settle(now)
 
     # -- checks of nodes
 

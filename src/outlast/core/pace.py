@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SECONDS = 1.0  # from one look at the board to the next
 NODES = 500  # as many may tell of it in a second: the coordinator has other things to do
-PATIENCE = 10  # looks at a rank that makes no step, while others do
+PATIENCE = 10  # looks, with a rank that makes no step while others do
 LONG = 3600.0  # seconds: what lies between two looks that far apart is no figure of training
 
 
@@ -41,24 +41,30 @@ class Strides:
     """From one look at the ranks of a node to the next that has something to tell.
 
     The ranks of a node are looked at together, so that what is told of them is of the same time: nothing, until each
-    has made a step. One that makes no more of them is not waited for.
+    has made a step. One that makes none, while others do, is not waited for any longer than that.
     """
 
     def __init__(self, first_rank: int) -> None:
         self._first_rank = first_rank
-        self._known: dict[int, Look] = {}  # by local rank: the look that the present stride began with
-        self._idle: dict[int, int] = {}  # looks since then in which it had made no step
+        self._known: dict[int, Look] = {}  # by local rank: the look that its present stride began with
+        self._waited = 0  # looks since some have made a step, and not all
+        self._left: set[int] = set()  # those that are not waited for
 
     def look(self, seen: Mapping[int, Look]) -> tuple[Pace, ...]:
         """How those got on who are seen, by their local rank."""
-        known = {rank: self._known[rank] for rank in seen if self._is_the_same(rank, seen)}
-        for rank in seen:
-            stands = rank in known and known[rank][0].step == seen[rank][0].step
-            self._idle[rank] = self._idle.get(rank, 0) + 1 if stands else 0
-        if any(0 < self._idle[rank] < PATIENCE for rank in seen):
+        self._known |= {rank: now for rank, now in seen.items() if not self._is_the_same(rank, seen)}
+        moved = {rank for rank, (now, _) in seen.items() if now.step != self._known[rank][0].step}
+        self._left -= moved
+        missing = seen.keys() - moved - self._left
+        if not moved:
             return ()
-        self._known = dict(seen)
-        found = (self._between(rank, known[rank], now) for rank, now in seen.items() if rank in known)
+        if missing and self._waited < PATIENCE:
+            self._waited += 1
+            return ()
+        self._waited = 0
+        self._left |= missing
+        found = [self._between(rank, self._known[rank], seen[rank]) for rank in sorted(moved)]
+        self._known |= {rank: seen[rank] for rank in moved}
         return tuple(each for each in found if each is not None)
 
     def _is_the_same(self, rank: int, seen: Mapping[int, Look]) -> bool:

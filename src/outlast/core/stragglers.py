@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from outlast.messages import Pace, Paces
 
 BEGINS, MOST = 5.0, 8.0
+LASTS = 20  # rounds after it was named: a node is not left out for half an hour because of what is over in a moment
 LEAST_NOISE, FIRST_NOISE = 0.03, 0.1  # of the logarithm of a time
 SMOOTHING = 0.1
 SAMPLE = 1024  # ranks are enough to know the median and the noise
@@ -50,6 +51,7 @@ class Straggler(msgspec.Struct, frozen=True):
     factor: float  # how much slower than the median
     since: int  # the step
     over: int | None = None  # the step from which on it was over; None: it is not
+    lasts: bool = False  # it was said before, and goes on: time to do something about it
 
     def sentence(self, node: str) -> str:
         """What people are told.
@@ -88,6 +90,7 @@ class _Named(msgspec.Struct):
 
     said: Straggler
     until: int  # the last step that was slow
+    rounds: int = 0
 
 
 class Stragglers:
@@ -147,7 +150,7 @@ class Stragglers:
                 self._count(paces[rank], section, round_.excess(paces[rank], section))
         self._before = paces
         over = [rank for rank, each in self._named.items() if (rank, each.said.section) not in self._sums]
-        return self._over(over) + self._begun(paces)
+        return self._over(over) + self._lasting() + self._begun(paces)
 
     def _listen(self, round_: _Round) -> None:
         """How much noise there is."""
@@ -199,6 +202,15 @@ class Stragglers:
             for rank in ranks:
                 self._named[rank] = _Named(found[-1][1], paces[rank].last if rank in paces else since)
         return found
+
+    def _lasting(self) -> list[tuple[str, Straggler]]:
+        """Those who were named a while ago, and are slow still."""
+        found = set()
+        for rank, each in self._named.items():
+            each.rounds += 1
+            if each.rounds == LASTS:
+                found.add((self._homes[rank], replace(each.said, lasts=True)))
+        return sorted(found, key=lambda item: item[1].ranks)
 
     def _worst(self, rank: int) -> tuple[str, _Sum]:
         """The section that says most: any says more than none, and the innermost has the highest ratio."""

@@ -42,6 +42,7 @@ from outlast.board import (
     CLOSED_AT,
     ENTRIES,
     LONGEST,
+    NAME_BITS,
     ONE_MORE,
     OTHER,
     OUTSIDE_LONGEST,
@@ -60,6 +61,9 @@ from outlast.board import (
 )
 
 log = logging.getLogger("outlast")
+
+EVERY = 16  # steps of optimizers
+A_WHILE = 1_000_000  # ns: more than it takes to call an optimizer
 
 SECTION = "section:"  # before a name, among the longest times
 
@@ -86,6 +90,8 @@ class Session:
         self._own_steps = False  # of the script, which then knows better than the optimizer
         self._names: dict[str, _Name] = {}
         self._last: _Name | None = None  # of the section that was closed last
+        self._updates = count()  # of optimizers
+        self._updated_at = 0
         self._free = [*reversed(ENTRIES)]
         self._started: dict[str, list[Section]] = {}
         self._pauses = 0
@@ -122,10 +128,23 @@ class Session:
         self._own_steps = True
         self._count(number)
 
+    def optimizer_steps(self) -> None:
+        """An optimizer is about to make a step: ranks have just exchanged gradients, in the section that was last.
+
+        That is the one that was closed last, or one that was opened since, if that has gone on for a while. It hardly
+        ever changes, so it is looked at now and then.
+        """
+        if self._last is None or next(self._updates) % EVERY:
+            return
+        now, number = monotonic_ns(), self._last.number
+        before, self._updated_at = self._updated_at, now
+        opened = max(self._slot.words[ENTRIES.start : ENTRIES.stop])
+        if opened > self._closed_at and now - opened > min(A_WHILE, (now - before) // EVERY // 10):
+            number = opened & NAME_BITS
+        self._words[WAITED] = number + 1
+
     def optimizer_stepped(self) -> None:
         """An optimizer has made a step: as good as `step()`, until the script says so itself."""
-        if self._last is not None:
-            self._words[WAITED] = self._last.number + 1
         if self._own_steps:
             self.heartbeat()
         else:

@@ -1,7 +1,7 @@
-"""Trains together with others over gloo: `stragglers.py EVENTS RANK FROM`.
+"""Trains together with others over gloo: `stragglers.py EVENTS RANK FROM UNTIL`.
 
-From step FROM on, RANK takes twice as long in section "forward", until the job's events say that it does; all go on
-until they say that it is over.
+From step FROM on, RANK takes twice as long in section "forward", until the job's events contain UNTIL; all go on until
+they say that it is over.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import outlast
 
-EVENTS, SLOW, FROM = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+EVENTS, SLOW, FROM, UNTIL = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 WORK = 0.03  # seconds: asleep, so that a busy machine changes little about it
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ while not over.item():
     optimizer.zero_grad()
     with outlast.section("forward"):
         time.sleep(WORK)
-        if rank == SLOW and step >= FROM and '"begins"' not in said:
+        if rank == SLOW and step >= FROM and UNTIL not in said:
             time.sleep(WORK)
         loss = model(torch.ones(4, 64)).square().mean()
     with outlast.section("backward"):
