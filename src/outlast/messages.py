@@ -174,6 +174,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True):
     log: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # the path of its log on its node
     tail: tuple[Reason, ...] = ()  # of that log
     kernel: tuple[Reason, ...] = ()  # what the kernel says
+    gpus: tuple[Reason, ...] = ()  # how those of its node were
     ran: float | None = None  # seconds
     step: int | None = None  # the last one
 

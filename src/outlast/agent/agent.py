@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from outlast import rulebook
-from outlast.agent import supervisor
+from outlast.agent import gpus, supervisor
 from outlast.agent.checker import Checker
 from outlast.agent.desk import Desk
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
@@ -79,6 +79,7 @@ from outlast.core.node import (
     Tick,
     Wished,
 )
+from outlast.diagnosis.evidence import Evidence
 from outlast.failover import FailureInfo
 from outlast.launch import Launch
 from outlast.messages import (
@@ -525,21 +526,25 @@ class Agent:
             failure = msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
         log_file = self._witness.log_of(failure.local_rank)
         restarts = self._assignment.restart_count if self._assignment is not None else 0
-        failure = self._judge.judged(failure, evidence, log=log_file, first=first, restarts=restarts)
-        if self._extension is None or not first:
+        judged = partial(self._judge.judged, failure, log=log_file, first=first, restarts=restarts)
+        failure = judged(evidence)
+        if not first or (self._extension is None and not gpus.concerned(evidence)):
             return failure
-        self._run(self._ask(self._extension, failure))
+        self._run(self._consider(failure, evidence, judged))
         return msgspec.structs.replace(failure, pending=True)
 
-    async def _ask(self, extension: Extension, failure: Failure) -> None:
-        """Let the user's extension decide, while the workers are being ended."""
+    async def _consider(self, failure: Failure, evidence: Evidence, judged: Callable[[Evidence], Failure]) -> None:
+        """While the workers are being ended: look at the GPUs, and let the user's extension decide."""
         assert self._assignment is not None
         generation, restarts = self._assignment.generation, self._assignment.restart_count
-        info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
-        strategy = await extension.ask(info)
-        if strategy is not None:
-            decided = f"decided by {extension.reference}"
-            failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
+        if gpus.concerned(evidence):
+            failure = judged(msgspec.structs.replace(evidence, gpus=await gpus.states()))
+        if self._extension is not None:
+            info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
+            strategy = await self._extension.ask(info)
+            if strategy is not None:
+                decided = f"decided by {self._extension.reference}"
+                failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
         self._feed(Decided(generation, failure))
 
     def _stop(self, generation: int, grace: float) -> None:
