@@ -21,7 +21,15 @@ CFG_PATH = "OUTLAST_FT_CFG_PATH"
 
 # Not settings, but ours: Outlast gives them to its workers, and a worker may well start Outlast again.
 OWN_VARIABLES = frozenset(
-    {CFG_PATH, "OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_WORKER_GROUP"}
+    {
+        CFG_PATH,
+        "OUTLAST_ARENA",
+        "OUTLAST_BOARD",
+        "OUTLAST_DESK",
+        "OUTLAST_GENERATION",
+        "OUTLAST_NODE",
+        "OUTLAST_WORKER_GROUP",
+    }
 )
 
 # What torchrun's backends read from --rdzv-conf, in our words.
