@@ -104,9 +104,11 @@ def of_another_job(path: Path) -> bool:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file mapped or open."""
+    """Whether a process has the file mapped or open, or was started for it, as a keeper is for its arena."""
     process = Path(f"/proc/{pid}")
     try:
+        if str(path).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+            return True
         if str(path) in (process / "maps").read_text(errors="replace"):
             return True
         return any(fd.readlink() == path for fd in (process / "fd").iterdir())

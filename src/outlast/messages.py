@@ -24,6 +24,7 @@ Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
 LONGEST_REASON = 1024
 MOST_CULPRITS = 64  # that are told to agents by their ranks
+MOST_SECTIONS = 8  # of a rank whose times are compared: those that take longest
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
@@ -48,8 +49,16 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     crash_loop: int = 0  # so often the same failure without progress ends the job; 0: never
     exclude_for: float = 1800.0  # seconds that a node is left out
     eviction_limit: int = 3  # nodes left out in an hour
+    straggler: str = "warn"  # what is done about ranks that are slower than the others: "warn", "exclude", "off"
+    straggler_factor: float = 1.2
     planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
+    network_check: bool = False  # nodes are checked before they are let in
+    check_only: bool = False  # and nothing is run on them
+    exclude_straggler: bool = False
+    slow_node_factor: float = 2.0  # in a check
+    node_check_timeout: float = 60.0
+    comm_perf_test: bool = False
 
 
 class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -271,6 +280,48 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     fresh: bool = False  # nothing that is kept between restarts is used
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """What a node's memory has of one snapshot."""
+
+    run: Name  # with `sequence`: which snapshot, the same on all ranks
+    sequence: Count
+    step: Count
+    generation: Count
+    world: Count  # ranks that have a shard of it
+    origin: Name  # the id of the directory that it was taken for
+    saved_at: Time
+    ranks: tuple[Count, ...] = ()  # whose shards are there as their workers left them
+    replicas: tuple[Count, ...] = ()  # and whose as another node sent them
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """A keeper that has shards of a snapshot, and where it listens."""
+
+    addr: Address
+    port: Port
+    ranks: tuple[Count, ...] = ()
+    replicas: tuple[Count, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot that all ranks of a generation have sealed, and that is whole in the memory of those who are here."""
+
+    run: Name
+    sequence: Count
+    step: Count
+    world: Count
+    origin: Name
+    saved_at: Time
+    holders: tuple[Holder, ...]
+
+
+class Keeping(msgspec.Struct, frozen=True, array_like=True):
+    """What a node has to know about snapshots when a generation starts."""
+
+    partner: Holder | None = None  # whose memory takes a copy of what is taken here
+    snapshots: tuple[Snapshot, ...] = ()  # that can be restored from memory, the newest first
+
+
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """The whole truth about a node: sent when it changes, and once per heartbeat."""
 
@@ -290,6 +341,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     overdue: Overdue | None = None
     halted: Halted | None = None  # while a change is planned
     sent: Time = 0.0  # by the clock of the agent
+    held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
 
 
 # -- shards: what workers ask, and what their agent remembers of the answers (core/dealer.py, core/hand.py)
@@ -466,6 +518,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     charter: Charter | None = None
     assignment: Assignment | None = None  # of the newest generation that was started here
     since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
+    keeper: Port = 0  # where its keeper listens; 0: nowhere
     hands: Hands | None = None  # the shards that its ranks have and have done
 
 
@@ -475,6 +528,43 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
     generation: Count
     number: Count
     observations: Annotated[tuple[Observation, ...], msgspec.Meta(max_length=PLACES)]
+
+
+class Pace(msgspec.Struct, frozen=True, array_like=True):
+    """How one rank got on for a while: what a step of it took, and what of that it spent on what. Seconds, on average.
+
+    Those of `core/pace.py`, from two looks at the board.
+    """
+
+    rank: Count
+    first: int  # the step that it began after
+    last: int
+    step: Time
+    sections: Annotated[dict[Name, Time], msgspec.Meta(max_length=MOST_SECTIONS)] = {}
+    busy: Time | None = None  # its main thread ran, or waited for a processor; None: nobody knows
+    waited: Name = ""  # the section in which ranks wait for each other, if that is known
+
+
+class Paces(msgspec.Struct, frozen=True, array_like=True, tag="paces"):
+    """How the ranks of a node got on since the last time: once a second at most, and only while they make steps."""
+
+    generation: Count
+    paces: Annotated[tuple[Pace, ...], msgspec.Meta(max_length=65536)]
+
+
+class Findings(msgspec.Struct, frozen=True, array_like=True, tag="findings"):
+    """How a node did when it was checked: the answer to `Probe`. Figures are rates: more is better."""
+
+    term: Count
+    number: Count
+    alone: Reason = ""  # why it fails by itself
+    certain: bool = False  # and no second try is needed to say so
+    together: Reason = ""  # why it failed with its partners
+    figures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
+    facts: Annotated[dict[Name, Name], msgspec.Meta(max_length=64)] = {}  # what should be the same on all nodes
+    warnings: Annotated[tuple[Reason, ...], msgspec.Meta(max_length=64)] = ()
+    clock: Time = 0.0  # of its agent, when this was sent
+    wall: Time = 0.0  # and what a watch said there
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -527,6 +617,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     term: int
     charter: Charter
     ack: int = 0
+    keeping: Keeping = Keeping()
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
@@ -539,6 +630,19 @@ class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
     """What all ranks have measured together."""
 
     measures: Measures
+
+
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Check this node: by itself, then with the others of its group. One that is still at an older one drops that."""
+
+    term: Count
+    number: Count  # of the round; grows
+    first_rank: Count
+    world_size: Count
+    master_addr: Address
+    master_port: Port
+    limit: Time  # seconds for all of it
+    perf: bool = False  # collectives of many sizes are measured
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
@@ -583,6 +687,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     left: bool = False
     term: int = 0
     tried: tuple[Tried, ...] = ()  # the oldest first
+    table: str = ""  # of the node checks, where they decided
 
 
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
@@ -591,7 +696,7 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
-FromAgent = Join | Report | Seen | Ask | Query
+FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query
 FromCoordinator = (
     Standing
     | Welcome
@@ -600,6 +705,7 @@ FromCoordinator = (
     | Start
     | Measure
     | Agreed
+    | Probe
     | Look
     | Named
     | Halt

@@ -42,15 +42,19 @@ from outlast.board import (
     CLOSED_AT,
     ENTRIES,
     LONGEST,
+    ONE_MORE,
     OTHER,
     OUTSIDE_LONGEST,
     PAUSES,
     RESUMED_AT,
     SPARE,
+    SPENT,
+    SPENT_BITS,
     STARTUP_LONGEST,
     STEP,
     STEP_AT,
     VARIABLE,
+    WAITED,
     Action,
     Slot,
 )
@@ -81,6 +85,7 @@ class Session:
         self._step = 0
         self._own_steps = False  # of the script, which then knows better than the optimizer
         self._names: dict[str, _Name] = {}
+        self._last: _Name | None = None  # of the section that was closed last
         self._free = [*reversed(ENTRIES)]
         self._started: dict[str, list[Section]] = {}
         self._pauses = 0
@@ -119,6 +124,8 @@ class Session:
 
     def optimizer_stepped(self) -> None:
         """An optimizer has made a step: as good as `step()`, until the script says so itself."""
+        if self._last is not None:
+            self._words[WAITED] = self._last.number + 1
         if self._own_steps:
             self.heartbeat()
         else:
@@ -253,7 +260,7 @@ class Session:
         self._slot, self._attached = slot, attached
         self._gap = self._beat_at = self._outside = self._closed_at = 0
         for name in self._names.values():
-            name.longest = 0
+            name.longest = name.spent = 0
             slot.add_name(name.number, name.text)
         self._words = slot.words
 
@@ -349,9 +356,15 @@ class Section:
         words = session._words
         words[CLOSED_AT] = session._closed_at = now  # before the entry, see the board
         words[entry] = 0
+        took = now - since
+        try:  # which is free, while cutting off bits every time is not
+            words[name.word] = name.spent = name.spent + took + ONE_MORE
+        except ValueError:
+            words[name.word] = name.spent = name.spent + took + ONE_MORE & SPENT_BITS
+        session._last = name
         if entry != SPARE:
             session._free.append(entry)
-        if now - since > name.longest:
+        if took > name.longest:
             session._measure_section(name, since, now)
 
     def __call__(self, function: Function) -> Function:
@@ -419,12 +432,13 @@ class Calibration:
 class _Name:
     """What is known of the sections of one name."""
 
-    __slots__ = ("longest", "number", "text")
+    __slots__ = ("longest", "number", "spent", "text", "word")
 
     def __init__(self, number: int, text: str) -> None:
         self.number = number
         self.text = "other" if number == OTHER else text
-        self.longest = 0
+        self.word = SPENT[number]
+        self.longest = self.spent = 0
 
 
 class _FirstStore:

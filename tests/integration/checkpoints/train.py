@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import os
 import signal
 import sys
@@ -91,11 +92,13 @@ def main() -> None:
     options.add_argument("--every", type=int, default=None)
     options.add_argument("--until", type=Path, default=None, help="train until this file is there, whatever --steps is")
     options.add_argument("--kill-at", type=int, default=0, help="this process ends itself (rank 0, first generation)")
+    options.add_argument("--pause-at", type=int, default=0, help="wait for ever after this step (first generation)")
     options.add_argument("--wait", action="store_true", help="for ever, after the last step")
     args = options.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # from where it is restored
     state = make(args.kind)
     checkpointer = outlast.Checkpointer(args.directory, keep_last=2, every=args.every)
     start = checkpointer.restore(state)
@@ -116,6 +119,8 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         if args.until and agreed(args.until.exists()):
             break
+        if step == args.pause_at and os.environ.get("OUTLAST_GENERATION") == "1":
+            signal.pause()
     if args.durable:
         checkpointer.wait()
     if rank == 0:
