@@ -22,7 +22,13 @@ CFG_PATH = "OUTLAST_FT_CFG_PATH"
 # Not settings, but ours: Outlast gives them to its workers, and a worker may well start Outlast again.
 OWN_VARIABLES = frozenset(
     {
-        *(CFG_PATH, "OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_CHECK", "OUTLAST_GENERATION", "OUTLAST_NODE"),
+        CFG_PATH,
+        "OUTLAST_ARENA",
+        "OUTLAST_BOARD",
+        "OUTLAST_CHECK",
+        "OUTLAST_DESK",
+        "OUTLAST_GENERATION",
+        "OUTLAST_NODE",
         "OUTLAST_PARTNER",
         "OUTLAST_WORKER_GROUP",
     }
