@@ -53,6 +53,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     straggler_factor: float = 1.2
     planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
+    network_check: bool = False  # nodes are checked before they are let in
+    check_only: bool = False  # and nothing is run on them
+    exclude_straggler: bool = False
+    slow_node_factor: float = 2.0  # in a check
+    node_check_timeout: float = 60.0
+    comm_perf_test: bool = False
 
 
 class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -546,6 +552,21 @@ class Paces(msgspec.Struct, frozen=True, array_like=True, tag="paces"):
     paces: Annotated[tuple[Pace, ...], msgspec.Meta(max_length=65536)]
 
 
+class Findings(msgspec.Struct, frozen=True, array_like=True, tag="findings"):
+    """How a node did when it was checked: the answer to `Probe`. Figures are rates: more is better."""
+
+    term: Count
+    number: Count
+    alone: Reason = ""  # why it fails by itself
+    certain: bool = False  # and no second try is needed to say so
+    together: Reason = ""  # why it failed with its partners
+    figures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
+    facts: Annotated[dict[Name, Name], msgspec.Meta(max_length=64)] = {}  # what should be the same on all nodes
+    warnings: Annotated[tuple[Reason, ...], msgspec.Meta(max_length=64)] = ()
+    clock: Time = 0.0  # of its agent, when this was sent
+    wall: Time = 0.0  # and what a watch said there
+
+
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A person wants something of the job: the only message of a connection that joins nothing."""
 
@@ -611,6 +632,19 @@ class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
     measures: Measures
 
 
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Check this node: by itself, then with the others of its group. One that is still at an older one drops that."""
+
+    term: Count
+    number: Count  # of the round; grows
+    first_rank: Count
+    world_size: Count
+    master_addr: Address
+    master_port: Port
+    limit: Time  # seconds for all of it
+    perf: bool = False  # collectives of many sizes are measured
+
+
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
     """Say where your ranks are, at once: somewhere in the job one is late."""
 
@@ -653,6 +687,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     left: bool = False
     term: int = 0
     tried: tuple[Tried, ...] = ()  # the oldest first
+    table: str = ""  # of the node checks, where they decided
 
 
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
@@ -661,7 +696,7 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
-FromAgent = Join | Report | Seen | Paces | Ask | Query
+FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query
 FromCoordinator = (
     Standing
     | Welcome
@@ -670,6 +705,7 @@ FromCoordinator = (
     | Start
     | Measure
     | Agreed
+    | Probe
     | Look
     | Named
     | Halt

@@ -67,7 +67,7 @@ def is_exact(run: Run, truth: list[float]) -> None:
         of_epoch = [entry for ranks in steps.values() for entry in ranks if entry["epoch"] == epoch]
         counts = Counter(sample for entry in of_epoch for sample in entry["samples"])
         assert counts == dict.fromkeys(range(SAMPLES), 1)
-    assert run.losses() == pytest.approx(truth, rel=2e-3)
+    assert run.losses() == pytest.approx(truth, rel=1e-4)
 
 
 def alone(run: Run, *args: str | Path) -> None:

@@ -39,28 +39,36 @@ def copies(host: Host) -> Iterator[tuple[Path, arena.Ticket]]:
         yield from arena.tickets(directory, replicas=True)
 
 
-def await_copies(hosts: list[Host], step: int, ranks: set[int]) -> None:
-    """Until the hosts have copies of these ranks' shards of this step."""
+def await_copies(hosts: list[Host], step: int) -> None:
+    """Until each host has a copy of another's shard of this step."""
     deadline = time.monotonic() + LONG
-    while {ticket.rank for host in hosts for _, ticket in copies(host) if ticket.save.step == step} != ranks:
+    while not all(any(each.save.step == step for _, each in copies(host)) for host in hosts):
         assert time.monotonic() < deadline, [list(copies(host)) for host in hosts]
         time.sleep(0.05)
 
 
 def train(hosts: list[Host], directory: Path, *flags: str) -> ElasticJob:
-    """A training that waits after its third step, until something happens to it."""
-    worker = ["--kind=fsdp", "--steps=6", "--pause-at=3"]
+    """A training that takes its first three steps as the tests allow, and all others when something has happened."""
+    worker = ["--kind=fsdp", "--steps=6", f"--gate={directory}"]
     return ElasticJob(hosts, directory, *QUICK, "--ft-snapshot-linger=1", *flags, script=TRAIN, worker=worker)
+
+
+def take_steps(hosts: list[Host], directory: Path) -> None:
+    """Let the training take three steps, of which no other is taken before the copies of one have arrived."""
+    for step in (1, 2, 3):
+        await_copies(hosts, step)
+        if step < 3:
+            (directory / str(step)).touch()
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_the_loss_of_a_node_costs_nothing_that_was_saved(
     hosts: Hosts, tmp_path: Path, truth: dict[int, str], lost: int
 ) -> None:
-    """No step is ever to be on disk. Node 0 hosts the coordinator as well."""
+    """The world shrinks, ranks move, and no step was to be on disk. Node 0 hosts the coordinator as well."""
     three = hosts(3)
     nodes = train(three, tmp_path, "--nnodes=2:3").start_all()
-    await_copies(three, 3, {0, 1, 2})
+    take_steps(three, tmp_path)
     three[lost].kill()
     left = [node for node in nodes if node.host is not three[lost]]
     for node in left:
@@ -70,3 +78,26 @@ def test_the_loss_of_a_node_costs_nothing_that_was_saved(
     assert states(told) == {step: truth[step] for step in ((3, 4, 5, 6) if lost == 0 else range(1, 7))}
     # The ranks of the lost node were written to disk by who had their copies.
     assert [(each.step, disk.verify(each.path)) for each in disk.found(tmp_path / "job")] == [(3, [])]
+
+
+def test_a_damaged_copy_is_named_and_a_new_node_goes_on_from_the_one_before(
+    hosts: Hosts, tmp_path: Path, truth: dict[int, str]
+) -> None:
+    two = hosts(2)
+    job = train(two, tmp_path, "--nnodes=2")
+    first, second = job.start_all()
+    take_steps(two, tmp_path)
+    second.host.kill()
+    (damaged,) = [path for path, ticket in copies(first.host) if ticket.save.step == 3]
+    with open(damaged, "r+b") as file:
+        file.seek(arena.HEAD + 100)
+        (byte,) = file.read(1)
+        file.seek(arena.HEAD + 100)
+        file.write(bytes([byte ^ 1]))
+    new = job.start(second.host)  # with nothing in its memory
+    for node in (first, new):
+        assert node.agent.wait(LONG) == 0, node.agent.output
+    told = first.agent.output + new.agent.output
+    assert re.search(r"is damaged in chunk 0; trying the one before it", told)
+    assert "step 2 is restored from memory" in told
+    assert states(told) == {step: truth[step] for step in range(1, 7)}

@@ -20,6 +20,7 @@ import msgspec
 
 from outlast import rulebook
 from outlast.agent import supervisor
+from outlast.agent.checker import Checker
 from outlast.agent.desk import Desk
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.extension import Extension
@@ -52,6 +53,8 @@ from outlast.core.node import (
     Decided,
     Disconnected,
     Event,
+    Examine,
+    Examined,
     Exit,
     Exited,
     Halting,
@@ -140,6 +143,9 @@ class Agent:
         )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
+        self._checker = Checker(
+            launch, settings, zygote=lambda: self._zygote, found=lambda findings: self._feed(Examined(findings))
+        )
         self._watch: Watch | None = None
         self._limits = Limits.of(settings)
         self._ending = termination_signal(settings.rank_termination_signal)
@@ -202,7 +208,7 @@ class Agent:
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
             spares=launch.nproc if settings.warm_cuda else 0,
         )
-        if preload or _uses_torch(Path(launch.entrypoint)):
+        if preload or settings.network_check or launch.check_only or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()
         return zygote
 
@@ -230,6 +236,7 @@ class Agent:
             self._timer.cancel()
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
+        await self._checker.stop()
         self._unwatch()
         self._desk.close()
         if self._extension is not None:
@@ -251,6 +258,7 @@ class Agent:
     def _reap_orphans(self) -> None:
         if self._group is not None:
             self._group.reap_orphans()
+        self._checker.reap_orphans()
 
     def _coordinator_ended(self) -> None:
         if self._node.hosting:
@@ -336,6 +344,10 @@ class Agent:
         elif isinstance(command, Observe):
             if self._hangs is not None:
                 self._hangs.look(command.number, command.interrupt)
+        elif isinstance(command, Examine):
+            # The store of the group is this node's, at the port that was promised: the next one gets another.
+            if self._checker.begin(command.probe) and command.probe.first_rank == 0:
+                self._take_port()
         elif isinstance(command, Show):
             self._link.send(command.seen)
         elif isinstance(command, Blame):
@@ -408,11 +420,9 @@ class Agent:
         if assignment.fresh and self._zygote is not None:
             self._zygote.close()
             self._zygote = self._warm()
+        self._checker.drop()
         if assignment.group_rank == 0:
-            # Rank 0 takes the port that was promised; the next generation gets another.
-            self._release_port()
-            self._port_in_use, self._port = self._port, StorePort(self._settings.store_ports)
-            self._node.store_port = self._port.port
+            self._take_port()
         ranks = range(launch.nproc)
         try:
             self._watch = watch = self._watching()
@@ -642,6 +652,12 @@ class Agent:
             failure=failure,
             judged=self._judged,
         )
+
+    def _take_port(self) -> None:
+        """Rank 0 takes the port that was promised; the next generation gets another."""
+        self._release_port()
+        self._port_in_use, self._port = self._port, StorePort(self._settings.store_ports)
+        self._node.store_port = self._port.port
 
     def _release_port(self) -> None:
         if self._port_in_use is not None:

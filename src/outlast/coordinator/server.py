@@ -23,6 +23,7 @@ from outlast.core.events import (
     Cordon,
     Drop,
     Event,
+    Found,
     Joined,
     Kind,
     Lost,
@@ -43,6 +44,7 @@ from outlast.core.stragglers import Stragglers
 from outlast.journal import Began, Journal
 from outlast.messages import (
     Ask,
+    Findings,
     FromAgent,
     FromCoordinator,
     Join,
@@ -257,6 +259,8 @@ class Server:
             # Beside the job's decisions, as silence is: of all the figures, they and the journal need the outcome only.
             for who, found in self._stragglers.hear(node, message):
                 self._feed(Straggled(who, found))
+        elif isinstance(message, Findings):
+            self._feed(Found(node, message))
 
     def asked(self, peer: Peer | None, ask: Ask) -> None:
         """Somebody with the token, or (without a connection) a signal to this process, asks for something."""

@@ -9,7 +9,7 @@ import msgspec
 from outlast.core.authority import Memory
 from outlast.core.stragglers import Straggler
 from outlast.diagnosis.culprit import Verdict
-from outlast.messages import Answer, Ask, FromCoordinator, Join, Query, Report, Seen
+from outlast.messages import Answer, Ask, Findings, FromCoordinator, Join, Query, Report, Seen
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -46,6 +46,13 @@ class Straggled(msgspec.Struct, frozen=True, tag="straggled"):
     straggler: Straggler
 
 
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """A node has been checked."""
+
+    node: str
+    findings: Findings
+
+
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
     """A node's connection is gone.
 
@@ -69,7 +76,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Saw | Queried | Straggled | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Queried | Straggled | Found | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -108,6 +115,7 @@ class Kind(str, Enum):
     NODE = "node"  # one came, went, or was refused
     WAIT = "wait"  # for nodes, or for ranks to save
     CALIBRATION = "calibration"
+    CHECK = "check"  # of nodes
     JOB = "job"  # it is over
 
 

@@ -25,6 +25,9 @@ from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change
+from outlast.core.check_table import summary
+from outlast.core.checks import Row
+from outlast.core.checks import Standing as Fitness
 from outlast.core.dealer import Dealer
 from outlast.core.events import (
     Asked,
@@ -32,6 +35,7 @@ from outlast.core.events import (
     Cordon,
     Drop,
     Event,
+    Found,
     Joined,
     Kind,
     Lost,
@@ -45,6 +49,7 @@ from outlast.core.events import (
     Send,
     Straggled,
 )
+from outlast.core.gate import Gate
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member
@@ -157,6 +162,7 @@ class Job:
         self._budget = Budget(rules)
         self._left_out: set[str] = set()  # places, for a while
         self._back: float | None = None  # when the next place that is left out for a while may come back
+        self._gate = Gate(rules)
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
         self._change = Change(rules)  # that is planned, in this generation
@@ -242,6 +248,7 @@ class Job:
         """When `Tick` is due, if nothing else happens before."""
         if self.phase is Phase.OVER:
             return None
+        times: list[float | None]
         if self._powerless is not None:
             patience = self.rules.pend_timeout if self._said_powerless else self.rules.node_timeout
             times = [self._powerless + patience, self._empty]
@@ -254,6 +261,7 @@ class Job:
         else:
             times = [self._last_call, self._pend, self._empty, self._back]
             times += [self._inquiry.deadline(), self._change.deadline()]
+        times.append(self._gate.deadline())
         return min((t for t in times if t is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -272,6 +280,9 @@ class Job:
             self.idle = True
         elif isinstance(event, Straggled):
             self._straggled(event, now)
+        elif isinstance(event, Found):
+            self.idle = not self._gate.take(event.node, event.findings, now)
+            self._settle(now)
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
@@ -409,6 +420,7 @@ class Job:
     def _regather(self, term: Term, charter: Charter | None, now: float) -> None:
         """Somebody else has coordinated, or tried to: begin a new term, and take the newest generation from them."""
         self.term = self._above(term)
+        self._gate.abandon()
         self._authority.renew(now)
         if charter is not None:
             self.run, self.generation = charter.run, charter.ballots[0].generation
@@ -552,6 +564,8 @@ class Job:
             self._send(name, self._charter(name, now))
         elif member and (lacking := self._calibration.lacks(report)) is not None:
             self._send(name, lacking)
+        elif (probe := self._gate.owed(name, self._nodes)) is not None:
+            self._send(name, probe)
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
@@ -645,7 +659,8 @@ class Job:
 
     def _place(self, name: str, node: Member) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
-        if node.connected and node.clear and not node.leaving and _place_of(node.join) not in self._left_out:
+        usable = _place_of(node.join) not in self._left_out and not self._gate.is_aside(name)
+        if node.connected and node.clear and not node.leaving and usable:
             self._ready[name] = node
         else:
             self._ready.pop(name, None)
@@ -671,6 +686,8 @@ class Job:
         if self.phase is Phase.OVER:
             return
         self._place(event.node, node)
+        for name in self._gate.lose(event.node, now):
+            self._place(name, self._nodes[name])
         if not self._connected:
             self._empty = now if node.leaving else now + self.rules.empty_timeout
         why = f"node {node.name} left" if node.leaving else f"node {node.name} was lost: {event.why}"
@@ -713,6 +730,7 @@ class Job:
         for name in [name for name, until in self._ghosts.items() if now >= until]:
             self._nodes[name].until = None
             self._place(name, self._nodes[name])
+        self._examine(now)
         phase = None
         while phase is not self.phase:
             phase = self.phase
@@ -812,11 +830,12 @@ class Job:
                 self._depart(why)
         elif self._ready and len(self._unfinished) == len(self._roster):
             # Nobody has finished yet: more nodes are worth the interruption.
-            size = self._world(len(self._roster) + len(self._ready))
+            ready = self._admitted(now)
+            size = self._world(len(self._roster) + len(ready))
             if size <= len(self._roster):
                 self._last_call = None
             elif size == self._world(r.max_nodes) or self._is_due(now):
-                self._plan(f"{_names(self._ready.values())} joined", now)
+                self._plan(f"{_names(ready.values())} joined", now)
         else:
             self._last_call = None
 
@@ -838,7 +857,7 @@ class Job:
         self.phase = Phase.FORMING
         size = self._world(len(self._ready))
         if size and self._authority.settled:
-            self._form(size, now)
+            self._let_in(now, at_once=True)
 
     def _try_again(self, now: float) -> bool:
         """Workers have failed, and nobody else is to blame: do what the root's strategy says, or end the job."""
@@ -881,22 +900,29 @@ class Job:
             blamed = self._budget.blamed(self._failures, place, now)
         if not blamed:
             return ""
-        left, seconds = self._leave_out(home, blamed, len(self._ready) - (home.join.node in self._ready), now)
-        return f", without node {home.name} for {seconds:g} s: {blamed}" if seconds else f"; {left}: {blamed}"
+        self._gate.doubt(home.join.node)
+        stays = self._must_stay(home, len(self._ready) - (home.join.node in self._ready), now)
+        if stays:
+            return f"; {stays}: {blamed}"
+        return f", without node {home.name} for {self._leave_out(home, blamed, now):g} s: {blamed}"
 
-    def _leave_out(self, home: Member, why: str, others: int, now: float) -> tuple[str, float]:
-        """Leave a node out for a while, for how long; or why not, if the others are not enough, or too many are out."""
+    def _must_stay(self, node: Member, others: int, now: float) -> str:
+        """Why a node cannot be left out: the others are not enough, or too many are out; nothing, if it can."""
         if not self._world(others):
-            return f"node {home.name} stays, for without it there are fewer than {self.rules.min_nodes}", 0.0
+            return f"node {node.name} stays, for without it there are fewer than {self.rules.min_nodes}"
         if not self._budget.may_evict(now):
-            return f"node {home.name} stays, for enough have gone within an hour (eviction_limit)", 0.0
-        place = _place_of(home.join)
+            return f"node {node.name} stays, for enough have gone within an hour (eviction_limit)"
+        return ""
+
+    def _leave_out(self, node: Member, why: str, now: float) -> float:
+        """Do not use a node's place for a while. Returns for how long."""
+        place = _place_of(node.join)
         seconds = self._budget.exclude(place, why, now)
         self._left_out.add(place)
         self._back = self._budget.due(now)
-        self._place(home.join.node, home)
-        self._out.append(Cordon(home.name, why, seconds))
-        return "", seconds
+        self._place(node.join.node, node)
+        self._out.append(Cordon(node.name, why, seconds))
+        return seconds
 
     def _straggled(self, event: Straggled, now: float) -> None:
         """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""
@@ -910,13 +936,68 @@ class Job:
             return
         runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
         goes = self.rules.straggler == "exclude" and runs and _place_of(home.join) not in self._left_out
-        if goes and self._authority.acts(now):
-            stays, seconds = self._leave_out(home, what, len(self._roster) + len(self._ready) - 1, now)
-            if stays:
-                self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
-            else:
-                self._plan(f"it goes on without node {home.name} for {seconds:g} s: {what}", now)
-                self._settle(now)
+        if not goes or not self._authority.acts(now):
+            return
+        if stays := self._must_stay(home, len(self._roster) + len(self._ready) - 1, now):
+            self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
+            return
+        seconds = self._leave_out(home, what, now)
+        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {what}", now)
+        self._settle(now)
+
+    # -- checks of nodes
+
+    def _let_in(self, now: float, *, at_once: bool = False) -> None:
+        """Form a generation of those that may be let in; unless `at_once`, a check of others is waited for."""
+        size = self._world(len(self._admitted(now)))
+        if size and (at_once or not self._gate.busy or size == self._world(self.rules.max_nodes)):
+            self._form(size, now)
+
+    def _admitted(self, now: float) -> dict[str, Member]:
+        """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
+        admitted = {name: node for name, node in self._ready.items() if self._gate.admits(name, self._roster)}
+        if len(admitted) < len(self._ready) and not self._gate.busy:
+            new = [name for name in self._ready if name not in admitted]
+            self._note(f"checking {_names(self._nodes[name] for name in new)}", Kind.CHECK)
+            self._gate.begin(new, self._nodes, list(admitted), self.term.number)
+            self._examine(now)
+        return admitted
+
+    def _examine(self, now: float) -> None:
+        """Go on with the check that is under way, and do what it comes to."""
+        for name, probe in self._gate.advance(self._nodes, now):
+            self._send(name, probe)
+        result = self._gate.conclude(now)
+        if result is None:
+            return
+        for line in () if self.rules.check_only else self._gate.table.splitlines():
+            self._note(line, Kind.CHECK)
+        here = {name: row for name, row in result.rows.items() if self._nodes[name].connected}
+        for name, row in here.items():
+            if row.standing is Fitness.FAULTY:
+                self._gate.doubt(name)
+                self._leave_out(self._nodes[name], row.why, now)
+        self._last_call = now  # it took long enough
+        for name, row in here.items():
+            if row.standing is Fitness.ASIDE or (row.standing is Fitness.SLOW and self.rules.exclude_straggler):
+                self._do_without(self._nodes[name], row, now)
+        if self.rules.check_only:
+            self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
+        elif self.phase is Phase.FORMING and not self._ready and result.of(Fitness.FAULTY):
+            self._end(False, f"no node is fit: {summary(result)}", now)
+
+    def _do_without(self, node: Member, row: Row, now: float) -> None:
+        """Leave out one that is slow, or works badly with another, as long as there are enough without it."""
+        name = node.join.node
+        if not self._world(len(self._ready) - (name in self._ready)):
+            few = f"without it there are fewer than {self.rules.min_nodes}"
+            self._note(f"node {node.name} stays, for {few}: {row.why}", Kind.CHECK)
+            self._gate.pass_(name)
+        elif row.standing is Fitness.SLOW:
+            self._leave_out(node, row.why, now)
+        else:
+            self._gate.set_aside(name, row.instead)
+            self._place(name, node)
 
     def _home(self, failure: Failure) -> Member | None:
         """The member whose worker failed."""
@@ -933,12 +1014,17 @@ class Job:
         for name, node in self._nodes.items():
             place = _place_of(node.join)
             if place in before - out:
+                self._gate.doubt(name)
                 self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
             if place in before ^ out:
                 self._place(name, node)
 
     def _while_forming(self, now: float) -> None:
         size = self._world(len(self._ready))
+        if not size:
+            for name in self._gate.lift():
+                self._place(name, self._nodes[name])
+            size = self._world(len(self._ready))
         if self._empty is not None and now >= self._empty:
             self._end(False, "no node is left", now)
         elif not size:
@@ -956,7 +1042,7 @@ class Job:
         else:
             self._pend = None
             if size == self._world(self.rules.max_nodes) or self._is_due(now):
-                self._form(size, now)
+                self._let_in(now)
 
     def _is_due(self, now: float) -> bool:
         """Whether the last call is over; the first question starts it."""
@@ -966,7 +1052,7 @@ class Job:
 
     def _form(self, size: int, now: float) -> None:
         r = self.rules
-        ready = [node.candidate() for node in self._ready.values()]
+        ready = [node.candidate() for name, node in self._ready.items() if self._gate.admits(name, self._roster)]
         last = self._last_ranks()
         members = rank(choose(ready, size, last=last, infra=r.infra_ranks), last=last, infra=r.infra_ranks)
         base = self._authority.newest
@@ -1074,6 +1160,7 @@ class Job:
     def _end(self, success: bool, reason: str, now: float) -> None:
         if self.phase is Phase.OVER:
             return
+        r = self.rules
         self.phase = Phase.OVER
         took = f"{now - self._began:.1f} s, {_count(self._formed, 'generation')}, {_count(self.restarts, 'restart')}"
         self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})", Kind.JOB)
@@ -1081,7 +1168,8 @@ class Job:
         short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
         failures = () if success else (*self._failures[:1], *short)
         tried = () if success else tuple(self._budget.tried)
-        self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried)
+        table = self._gate.table if r.check_only or not (success or self._formed) else ""
+        self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried, table=table)
         self._out.append(Remember(self.memory()))
         for name, node in self._nodes.items():
             if node.connected:

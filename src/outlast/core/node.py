@@ -23,6 +23,7 @@ from outlast.messages import (
     Assignment,
     Charter,
     Failure,
+    Findings,
     FromCoordinator,
     Halt,
     Halted,
@@ -37,6 +38,7 @@ from outlast.messages import (
     Overdue,
     Pace,
     Paces,
+    Probe,
     Refuse,
     Report,
     Seen,
@@ -146,6 +148,12 @@ class Holds(msgspec.Struct, frozen=True):
     held: tuple[Held, ...]
 
 
+class Examined(msgspec.Struct, frozen=True):
+    """What a check has found here."""
+
+    findings: Findings
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -169,6 +177,7 @@ Event = (
     | Paced
     | Halting
     | Holds
+    | Examined
     | NotHosted
     | Tick
 )
@@ -218,10 +227,16 @@ class Observe(msgspec.Struct, frozen=True):
     interrupt: bool
 
 
+class Examine(msgspec.Struct, frozen=True):
+    """Check this node."""
+
+    probe: Probe
+
+
 class Show(msgspec.Struct, frozen=True):
     """Send what was seen."""
 
-    seen: Seen | Paces
+    seen: Seen | Paces | Findings
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -265,6 +280,7 @@ Command = (
     | TakeMeasures
     | Agree
     | Observe
+    | Examine
     | Show
     | Blame
     | HaltWorkers
@@ -438,6 +454,10 @@ class Node:
                 self._tell(now)
         elif isinstance(event, Holds):
             self._holds(event.held, now)
+        elif isinstance(event, Examined):
+            if self._connected:
+                self._tell(now)  # first: the port of the next round's store is in it
+                self._out.append(Show(event.findings))
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -469,6 +489,9 @@ class Node:
         elif isinstance(message, Agreed):
             self._agreed = max(self._agreed, message.measures.round)
             self._out.append(Agree(message.measures.longest))
+        elif isinstance(message, Probe):
+            if self.clear and self._leaving is Leaving.NO and self._over is None:
+                self._out.append(Examine(message))
         elif isinstance(message, Look):
             if self._runs(message.generation):
                 self._look = message.number

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def main() -> None:
     options.add_argument("--every", type=int, default=None)
     options.add_argument("--until", type=Path, default=None, help="train until this file is there, whatever --steps is")
     options.add_argument("--kill-at", type=int, default=0, help="this process ends itself (rank 0, first generation)")
-    options.add_argument("--pause-at", type=int, default=0, help="wait for ever after this step (first generation)")
+    options.add_argument("--gate", type=Path, default=None, help="after step N wait for GATE/N (first generation)")
     options.add_argument("--wait", action="store_true", help="for ever, after the last step")
     args = options.parse_args()
     if "RANK" in os.environ:
@@ -117,10 +118,10 @@ def main() -> None:
             print(f"step {step} {after}", flush=True)
             if step == args.kill_at and os.environ.get("OUTLAST_GENERATION") == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
+        while args.gate and os.environ.get("OUTLAST_GENERATION") == "1" and not (args.gate / str(step)).exists():
+            time.sleep(0.02)
         if args.until and agreed(args.until.exists()):
             break
-        if step == args.pause_at and os.environ.get("OUTLAST_GENERATION") == "1":
-            signal.pause()
     if args.durable:
         checkpointer.wait()
     if rank == 0:
