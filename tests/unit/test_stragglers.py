@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,6 +189,15 @@ def test_a_look_in_the_middle_of_a_step_changes_nothing(closed: tuple[int, float
 def test_steps_that_are_counted_anew_or_took_an_hour_say_nothing() -> None:
     assert pace(0, steps=(100, 3), took=1.0, closed={}) is None
     assert pace(0, steps=(100, 101), took=4000.0, closed={}) is None
+
+
+@pytest.mark.parametrize(("share", "busy"), [(0.25, 0.5), (-0.1, 0.0), (1.1, 2.0), (None, None)])
+def test_nothing_is_told_that_nobody_could_read(share: float | None, busy: float | None) -> None:
+    """What does not fit would cost the node its connection."""
+    found = pace(0, steps=(0, 1), took=2.0, closed={}, busy=share)
+    assert found is not None
+    assert found.busy == busy
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Pace) == found
 
 
 def test_of_many_sections_the_longest_are_told() -> None:

@@ -114,7 +114,7 @@ def pace(
         last,
         step,
         {name: each[name] for name in sorted(longest)},
-        min(busy, 1.0) * step if busy is not None else None,
+        min(max(busy, 0.0), 1.0) * step if busy is not None else None,  # a clock may go on between two looks
         waited if waited in longest else "",
     )
 
