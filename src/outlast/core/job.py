@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
-from outlast.core.changes import Change
+from outlast.core.changes import Change, belongs_on_disk
 from outlast.core.check_table import summary
 from outlast.core.checks import Row
 from outlast.core.checks import Standing as Fitness
@@ -1118,7 +1118,8 @@ class Job:
         if self.phase is Phase.GATHERING:
             return  # it is planned when all are here: whoever wants it says so then
         self._last_call = None
-        if halt := self._change.plan(why, self._unfinished, now):
+        durable = belongs_on_disk(self.rules, (self._nodes[name] for name in self._roster))
+        if halt := self._change.plan(why, self._unfinished, durable=durable, now=now):
             self._tell_all(halt)
 
     def _halted(self, name: str, halted: Halted, now: float) -> None:
