@@ -30,7 +30,7 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
         super().__init__()
         self._checkpointer = checkpointer
         self._durable_every = durable_every
-        self._saved = 0  # the newest step that was
+        self._saved = self._on_disk = 0  # the newest step that was
         self._numbers: dict[str, Any] | None = None  # to go on with, of this rank
 
     def setup(self, trainer: Any, _module: Any, stage: str) -> None:
@@ -39,12 +39,13 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
         if trainer.strategy.restore_checkpoint_after_setup:
             kind = type(trainer.strategy).__name__
             raise ValueError(f"{kind} is not known to Outlast's checkpoints: use Lightning's, or another strategy")
-        state: dict[str, Any] = {"lightning": None, "random": None}
+        state: dict[str, Any] = {"lightning": None, "ranks": None}
         self._saved = self._checkpointer.restore(state)
         if self._saved == 0:
             return
-        self._numbers = (state["random"] or {}).get(str(trainer.global_rank))
-        loaded = state["lightning"]
+        mine = state["ranks"].get(str(trainer.global_rank), {})  # nothing, if there are more ranks than there were
+        self._numbers = mine.get("random")
+        loaded = state["lightning"] | {"loops": mine.get("loops", state["ranks"]["0"]["loops"])}
         for optimizer in loaded["optimizer_states"]:
             optimizer["state"] = {int(key): value for key, value in optimizer["state"].items()}
         connector = trainer._checkpoint_connector
@@ -75,12 +76,14 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
         self._saved = step
 
     def on_train_end(self, trainer: Any, _module: Any) -> None:
-        self._save(trainer, durable=True)
+        if self._on_disk != trainer.global_step:
+            self._save(trainer, durable=True)
         self._checkpointer.wait()
 
     def _save(self, trainer: Any, durable: bool) -> None:
-        state = {
-            "lightning": trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
-            "random": {str(trainer.global_rank): random_numbers()},
-        }
+        whole = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        mine = {"loops": whole.pop("loops"), "random": random_numbers()}  # loaders are in the loops
+        state = {"lightning": whole, "ranks": {str(trainer.global_rank): mine}}
         self._checkpointer.save(trainer.global_step, state, durable=durable)
+        if durable:
+            self._on_disk = trainer.global_step
