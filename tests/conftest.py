@@ -27,6 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=24, help="how often tests of checkpoints kill (-9) at random instants"
     )
+    parser.addoption(
+        "--stories", type=int, default=2, help="how many random courses of a training are lived through by processes"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for a `story` is run once for each: its number is the seed of all that is random in it."""
+    if "story" in metafunc.fixturenames:
+        metafunc.parametrize("story", range(metafunc.config.getoption("--stories")))
 
 
 @pytest.fixture

@@ -17,15 +17,17 @@ import torch.distributed as dist
 
 from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, tickets
+from outlast.checkpoint.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
 from outlast.checkpoint.flight import Runway
 from outlast.checkpoint.format import Damaged, Save
 from outlast.checkpoint.interval import Every, Interval
 from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
 from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
+from outlast.checkpoint.shards import Agreed, agreed, places
 from outlast.checkpoint.state import Sources, flatten
 from outlast.checkpoint.storage import Address, Found, Unreachable, Url, address, storage_of
+from outlast.worker.boundary import Halt, boundaries
 from outlast.worker.session import session
 
 log = logging.getLogger("outlast")
@@ -77,6 +79,7 @@ class Checkpointer:
         self._origin = ""
         self._sequence = 0
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
+        self._before: Mark | None = None  # nor should this be, while the newest is on its way to another node
         self._furnished: dict[int, Furnished] = {}  # by inode of the slot
         # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
         place = os.environ.get(VARIABLE)
@@ -84,9 +87,12 @@ class Checkpointer:
         self._number = 0
         if place and session.attached:
             self._place, self._number = arenas.address(place)
+        self._replicated = self._place is not None and bool(os.environ.get(PARTNER))
         self._runway = Runway() if overlap else None
         self._arena: Arena | None = None
         self._background: Background | None = None
+        if process_group is None:  # else others may save at other times
+            boundaries.expect()
 
     def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
         """Take a snapshot: returns when the state may be changed again; whether it was the turn of this step.
@@ -94,7 +100,10 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
-        if not durable and not self._interval.due(step):
+        halt = boundaries.reach() if self._group is None else None
+        due = durable or self._interval.due(step)
+        if not due and halt is None:
+            self._sequence += 1  # of calls, which are the same on all ranks, whatever makes one of them save
             return False
         begun = time.monotonic()
         self._land()
@@ -104,14 +113,18 @@ class Checkpointer:
             self._plan = self._agree(flat, paths)
             self._layout, self._sequence = None, 0
         assert self._plan is not None
-        ready = self._runway.ready(state) if self._runway is not None else frozenset()
-        self._snapshot(self._plan, step, self._plan.values(flat), durable, frozenset() if durable else ready)
-        if self._interval.timed:
+        durable = durable or (halt is not None and halt.durable)
+        at_once = durable or halt is not None
+        later = frozenset() if at_once or self._runway is None else self._runway.ready(state)
+        self._snapshot(self._plan, step, self._plan.values(flat), durable, later)
+        if due and self._interval.timed:  # all ranks come here, also those that do not halt
             lived, failures = self._history()
             measured = self._interval.measure(
                 step, begun=begun, ended=time.monotonic(), lived=lived, failures=failures, planned=planned
             )
             self._interval.agree(step, self._gather(measured))
+        if halt is not None:
+            self._halt(halt, step)
         return True
 
     def due(self, step: int) -> bool:
@@ -137,6 +150,10 @@ class Checkpointer:
         for offered, where in self._candidates(step):
             problem = self._try(where, state)
             if not problem:
+                if self._rank == 0:
+                    log.info(
+                        "step %d is restored from %s", offered, where if isinstance(where, Path | Url) else "memory"
+                    )
                 return offered
             bad.append(problem)
             if self._rank == 0:
@@ -175,6 +192,12 @@ class Checkpointer:
 
     # -- saving
 
+    def _halt(self, halt: Halt, step: int) -> None:
+        """A change is planned, and all ranks save at this step for it: await that it is safe, and the end."""
+        with session.pause_monitoring():
+            outcome = self._writer().wait() if halt.durable else None
+            boundaries.seal(None if outcome is not None and outcome.problem else step)
+
     def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> Plan:
         if self._rank == 0:
             with suppress(OSError):  # the writer will say so
@@ -198,8 +221,9 @@ class Checkpointer:
         self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool, later: frozenset[int]
     ) -> bool:
         keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
+        also = {self._before} if self._replicated and self._before is not None else set()
         with ExitStack() as taken:
-            slot = taken.enter_context(self._memory().take(layout.size, keep))
+            slot = taken.enter_context(self._memory().take(layout.size, keep, also))
             slot.begin()
             left = layout.fill(slot, self._places(slot, layout), values, later)
             if left is None:
@@ -215,7 +239,7 @@ class Checkpointer:
     def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
         with taken:
             slot.seal(ticket)
-        self._newest = ticket.mark
+        self._newest, self._before = ticket.mark, self._newest
         self._writer().sealed(slot, ticket)
 
     def _land(self) -> None:
@@ -263,7 +287,7 @@ class Checkpointer:
 
     def _memory(self) -> Arena:
         if self._arena is None:
-            self._arena = Arena(self._place, self._number)
+            self._arena = Arena(self._place, self._number, most=MOST + MORE if self._replicated else MOST)
         return self._arena
 
     def _history(self) -> tuple[float, int]:
@@ -276,22 +300,30 @@ class Checkpointer:
 
     def _writer(self) -> Background:
         if self._background is None:
-            self._background = Thread() if self._place is None else Keeper(self._place, self._number, session.ring)
+            self._background = (
+                Thread()
+                if self._place is None
+                else Keeper(self._place, self._number, session.ring, always=self._replicated)
+            )
         return self._background
 
     # -- restoring
 
     def _candidates(self, step: int | None) -> list[tuple[int, Mark | Address]]:
-        """What all ranks can load, the best first: the highest step, and of the same step what is in memory."""
-        here = list(self._snapshots().items())
+        """What all ranks can load, the best first: the highest step, and of the same step what is in memory.
+
+        What is in memory counts if coordinator and agents have agreed on it, or all of it is on this node. That the
+        ranks tell each other is a check that they take the same.
+        """
+        here = self._snapshots()
         offers = self._gather((here, self._stored() if self._rank == 0 else None))
         stored, origin, problem = offers[0][1]
         if problem:
             raise OSError(problem)
         ranked: list[tuple[int, int, float, Mark | Address]] = [
-            (ticket.save.step, 1, ticket.saved_at, mark)
-            for mark, ticket in here
-            if ticket.origin == origin and all(mark in dict(each) for each, _ in offers)
+            (offered, 1, saved_at, mark)
+            for mark, (offered, saved_at, whose) in here.items()
+            if whose == origin and all(mark in each for each, _ in offers)
         ]
         ranked += [(each.step, 0, each.number, each.path) for each in stored]
         ranked.sort(key=lambda each: each[:3], reverse=True)
@@ -305,13 +337,19 @@ class Checkpointer:
         except OSError as error:
             return [], "", f"{error.filename or self._directory}: {error.strerror}"
 
-    def _snapshots(self) -> dict[Mark, Ticket]:
-        """The snapshots of which every shard is in this node's memory: rank 0's ticket of each."""
+    def _snapshots(self) -> dict[Mark, tuple[int, float, str]]:
+        """The snapshots that can be had from memory: step, time and origin of each."""
         by_mark: dict[Mark, dict[int, Ticket]] = {}
         for _, ticket in self._tickets():
             by_mark.setdefault(ticket.mark, {})[ticket.rank] = ticket
         whole = {mark: ranks[0] for mark, ranks in by_mark.items() if 0 in ranks and len(ranks) == ranks[0].save.world}
-        return {mark: ticket for mark, ticket in whole.items() if ticket.origin}
+        found = {mark: (each.save.step, each.saved_at, each.origin) for mark, each in whole.items() if each.origin}
+        agreed = self._agreed().by_mark().items()
+        return found | {mark: (each.step, each.saved_at, each.origin) for mark, each in agreed}
+
+    def _agreed(self) -> Agreed:
+        generation = int(os.environ.get("OUTLAST_GENERATION", "0"))
+        return agreed(self._place, generation) if self._place is not None else Agreed(generation)
 
     def _tickets(self) -> list[tuple[str | Path, Ticket]]:
         if self._place is not None:
@@ -324,8 +362,8 @@ class Checkpointer:
         if isinstance(where, Path | Url):
             world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
             return self._load(open_checkpoint(where, verify=(self._rank, world)), state)
-        paths = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
-        problem = self._load(open_snapshot(paths, where), state)
+        slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
+        problem = self._load(open_snapshot(places(self._place, where, slots, self._agreed()), where), state)
         if not problem:
             self._newest = where  # the only one there is: not to be overwritten by the next save
         return problem
@@ -345,6 +383,8 @@ class Checkpointer:
             problem = next((each for each, _ in said if each), "")
             if source is not None and not problem:
                 load(source, state, self._group)
+        except Damaged as error:
+            problem = str(error)
         finally:
             if source is not None:
                 opening.__exit__(None, None, None)

@@ -12,9 +12,8 @@ import pathlib
 import pickle
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -29,9 +28,10 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.arena import Mark, Ticket, open_slot
+from outlast.checkpoint.arena import Mark
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import LARGE, template
+from outlast.checkpoint.shards import Place, Shard
 from outlast.checkpoint.state import Targets
 from outlast.checkpoint.storage import Address, storage_of
 
@@ -80,8 +80,8 @@ def parse(data: bytes | memoryview, name: str) -> Metadata:
     return parsed
 
 
-class Shard(Protocol):
-    """The bytes of a file, as a memoryview has them."""
+class Bytes(Protocol):
+    """Those of a file, as a memoryview has them."""
 
     def __len__(self) -> int: ...
 
@@ -151,7 +151,7 @@ class Source:
         self,
         name: str,
         contents: Metadata,
-        shards: Mapping[str, Shard],
+        shards: Mapping[str, Bytes],
         expect: Mapping[str, Callable[[int, int], None]] | None = None,
     ) -> None:
         self.name = name
@@ -186,7 +186,7 @@ def open_checkpoint(
             if (verify is not None or stream) and (problems := disk.check(path, manifest)):
                 raise Damaged(next(iter(problems.values())))
         names = sorted(name for name in sizes if name.endswith(disk.SHARD))
-        shards: dict[str, Shard] = {}
+        shards: dict[str, Bytes] = {}
         for name in (*names, disk.METADATA):
             memory = storage.mapped(f"{path.name}/{name}") if not stream else None
             shards[name] = (
@@ -202,7 +202,7 @@ def open_checkpoint(
         yield Source(str(path), parse(contents[:], str(path / disk.METADATA)), shards)
 
 
-def _verify(path: Address, file: disk.File, shard: Shard) -> None:
+def _verify(path: Address, file: disk.File, shard: Bytes) -> None:
     if isinstance(shard, Fetched):
         shard.fetch(0, len(shard))
     elif problems := disk.verify_file(path, file):  # not by the mapping: an error of the disk would be a SIGBUS
@@ -210,33 +210,30 @@ def _verify(path: Address, file: disk.File, shard: Shard) -> None:
 
 
 @contextmanager
-def open_snapshot(paths: Mapping[int, str | Path], mark: Mark) -> Iterator[Source]:
-    """A snapshot in memory, from the slots of all of its ranks. Raises `Damaged` if they are not what they were."""
+def open_snapshot(places: Mapping[int, Sequence[Callable[[], Place]]], mark: Mark) -> Iterator[Source]:
+    """A snapshot in memory, from wherever the shards of its ranks are. Raises `Damaged` if one is nowhere."""
     with ExitStack() as held:
         tables, expect = [], {}
-        shards: dict[str, Shard] = {}
+        shards: dict[str, Bytes] = {}
         contents = blanks = b""
-        for rank in sorted(paths):
-            try:
-                slot = open_slot(paths[rank])
-            except (OSError, ValueError) as error:
-                raise Damaged(f"{paths[rank]}: {error}") from error
-            held.callback(slot.close)
-            ticket: Ticket | None = slot.ticket() if slot.lock(shared=True) else None
-            if ticket is None or ticket.mark != mark:
-                raise Damaged(f"{paths[rank]} has been overwritten")
-            shard, table, text, places = slot.parts(ticket)
+        step = None
+        for rank in sorted(places):
+            shard = Shard(rank, places[rank])
+            held.callback(shard.close)
+            table, text, blank = shard.tail()
             shards[disk.shard_name(rank)] = shard
-            expect[disk.shard_name(rank)] = slot.expect_reading
+            expect[disk.shard_name(rank)] = shard.expect
             tables.append(table)
             if rank == 0:
-                contents, blanks = text, places
-        name = f"the snapshot of step {ticket.save.step}" if paths and ticket else "the snapshot"
+                contents, blanks, step = text, blank, shard.ticket.save.step
+        name = f"the snapshot of step {step}" if step is not None else f"the snapshot {mark[0]}.{mark[1]}"
         yield Source(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards, expect)
 
 
 def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
-    """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line."""
+    """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line; `Damaged` if
+    the source turned out to be no good on the way: the state is then half of it, and to be loaded anew.
+    """
     distributed = dist.is_available() and dist.is_initialized()
     try:
         targets = Targets(state, source.metadata)
@@ -254,6 +251,8 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
         targets.write_back()
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
+        if isinstance(first, Damaged):  # noticed while it was read; the same on all ranks
+            raise first from error
         raise ValueError(f"{source.name} cannot be loaded: {' '.join(str(first).split())}") from error
     except ValueError as error:
         raise ValueError(f"{source.name} cannot be loaded: {error}") from error
