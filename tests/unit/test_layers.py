@@ -102,7 +102,7 @@ def test_every_package_says_what_it_is_for(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
-    if room(name_of(path)) not in ("worker", "data", "checks") and name_of(path) not in WITH_TORCH:
+    if room(name_of(path)) not in ("worker", "data", "checks", "integrations") and name_of(path) not in WITH_TORCH:
         assert not {module.split(".")[0] for module in imported(path)} & UNPICKLES
 
 

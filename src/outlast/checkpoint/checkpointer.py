@@ -127,6 +127,10 @@ class Checkpointer:
             self._halt(halt, step)
         return True
 
+    def due(self, step: int) -> bool:
+        """Whether it is the turn of this step, by `every`: for a state that is dear to put together."""
+        return self._interval.due(step)
+
     def restore(
         self, state: Mapping[str, Any], *, step: int | None = None, source: str | os.PathLike[str] | None = None
     ) -> int:
