@@ -25,6 +25,17 @@ def test_every_invariant_holds_after_every_event(first: int) -> None:
     assert sum(len(one) > 1 for one in hosts) > BLOCK / 10, "hardly any coordinator was succeeded on another host"
 
 
+def test_every_invariant_holds_while_nodes_are_checked() -> None:
+    """And nobody is let in who is not fit, whoever coordinates."""
+    simulations = []
+    for seed in range(300):
+        simulations.append(simulation := Simulation(seed, checks=True))
+        simulation.run()
+        if seed % 8 == 0:
+            simulation.replay()
+    assert sum(simulation.generations > 1 for simulation in simulations) > 100
+
+
 def test_a_seed_is_one_schedule() -> None:
     one, other = Simulation(7), Simulation(7)
     one.run()
