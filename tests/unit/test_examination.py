@@ -104,6 +104,15 @@ def test_one_that_is_lost_is_nobody_elses_fault() -> None:
     assert (result.of(Standing.LOST), result.of(Standing.GOOD)) == (["a"], ["b", "c", "d"])
 
 
+def test_a_partner_that_is_lost_before_it_was_needed_is_not_asked() -> None:
+    check = Examination(1, ["new"], names={}, partners=["a", "b"])
+    assert check.advance(0.0) == [("new", "a")]
+    check.lose("b", now=1.0)
+    check.take("new", Findings(1, 1, together="no route"), now=1.0)
+    check.take("a", Findings(1, 1, together="no route"), now=1.0)
+    assert check.advance(1.0) == [("new", "a")]
+
+
 def test_a_straggler_is_named_after_three_tries() -> None:
     def rates(node: str, _round: int, _group: Group) -> dict[str, float]:
         return {"compute": 30.0 if node == "c" else 100.0}

@@ -118,8 +118,6 @@ class Examination:
 
     def lose(self, node: str, now: float) -> None:
         """A node has gone, in the middle of it."""
-        if node in self._lost or (node not in self._best and node not in self._of and node not in self.nodes):
-            return
         self._lost.add(node)
         self._pairing.lose(node)
         group = self._of.get(node)

@@ -255,13 +255,15 @@ class Job:
         elif self.phase is Phase.STOPPING:
             times = [self._free, *self._ghosts.values()]
         elif self.phase is Phase.FORMING:
-            times = [self._free, self._last_call, self._pend, self._empty, self._back, *self._ghosts.values()]
+            last_call = None if self._gate.busy else self._last_call  # a check is waited for, however long it takes
+            times = [self._free, last_call, self._pend, self._empty, self._back, *self._ghosts.values()]
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
             times = [self._last_call, self._pend, self._empty, self._back]
             times += [self._inquiry.deadline(), self._change.deadline()]
-        times.append(self._gate.deadline())
+        if self._powerless is None:
+            times.append(self._gate.deadline())
         return min((t for t in times if t is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -282,7 +284,8 @@ class Job:
             self._straggled(event, now)
         elif isinstance(event, Found):
             self.idle = not self._gate.take(event.node, event.findings, now)
-            self._settle(now)
+            if not self.idle:
+                self._settle(now)
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
@@ -949,12 +952,16 @@ class Job:
 
     def _let_in(self, now: float, *, at_once: bool = False) -> None:
         """Form a generation of those that may be let in; unless `at_once`, a check of others is waited for."""
+        if self._gate.busy and not at_once:
+            return
         size = self._world(len(self._admitted(now)))
-        if size and (at_once or not self._gate.busy or size == self._world(self.rules.max_nodes)):
+        if size and (at_once or not self._gate.busy):
             self._form(size, now)
 
     def _admitted(self, now: float) -> dict[str, Member]:
         """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
+        if not self.rules.network_check:
+            return self._ready
         admitted = {name: node for name, node in self._ready.items() if self._gate.admits(name, self._roster)}
         if len(admitted) < len(self._ready) and not self._gate.busy:
             new = [name for name in self._ready if name not in admitted]
@@ -983,7 +990,7 @@ class Job:
                 self._do_without(self._nodes[name], row, now)
         if self.rules.check_only:
             self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
-        elif self.phase is Phase.FORMING and not self._ready and result.of(Fitness.FAULTY):
+        elif not (self._formed or self._ready) and result.of(Fitness.FAULTY):
             self._end(False, f"no node is fit: {summary(result)}", now)
 
     def _do_without(self, node: Member, row: Row, now: float) -> None:
@@ -993,6 +1000,8 @@ class Job:
             few = f"without it there are fewer than {self.rules.min_nodes}"
             self._note(f"node {node.name} stays, for {few}: {row.why}", Kind.CHECK)
             self._gate.pass_(name)
+        elif row.standing is Fitness.SLOW and not self._budget.may_evict(now):
+            self._note(f"node {node.name} stays, for enough have gone within an hour (eviction_limit)", Kind.CHECK)
         elif row.standing is Fitness.SLOW:
             self._leave_out(node, row.why, now)
         else:
