@@ -163,12 +163,19 @@ def warm(device: int) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {"doubt": "torch sees no CUDA device"}
+    import torch.distributed
+
     began = time.monotonic()
     with torch.cuda.device(device):
         layer = torch.nn.Linear(64, 64, device="cuda")
         optimizer = torch.optim.AdamW(layer.parameters())
         layer(torch.randn(32, 64, device="cuda")).square().mean().backward()
         optimizer.step()
+        if torch.distributed.is_nccl_available():
+            # What NCCL learns of the machine it keeps, whatever the group: most of what a first collective takes.
+            torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+            torch.distributed.all_reduce(torch.ones(1, device="cuda"))
+            torch.distributed.destroy_process_group()
         torch.cuda.synchronize()
         del layer, optimizer
         gc.collect()
