@@ -264,6 +264,14 @@ def test_only_each_nth_step_is_saved_unless_it_is_to_be_durable(checkpointer: Ca
     assert [number for number in range(1, 31) if saver.save(number, state)] == [10, 20, 30]
     assert saver.save(31, state, durable=True)
     saver.wait()
+    asked = []
+
+    def put_together() -> dict[str, Any]:
+        asked.append(True)
+        return state
+
+    assert [saver.save(number, put_together) for number in (32, 40)] == [False, True]
+    assert len(asked) == 1
 
 
 def saved(checkpointer: Callable[..., Checkpointer], *steps: int) -> None:

@@ -88,7 +88,7 @@ class Bucket:
         return None
 
     def sizes(self, folder: str) -> dict[str, int]:
-        return {name: size for name, (size, _) in self._folders(folder).get(folder, {}).items()}
+        return {name: size for name, (size, _) in self._files(folder).items()}
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         import obstore
@@ -166,16 +166,23 @@ class Bucket:
     def sweep(self) -> None:
         pass  # what is left without a manifest is a draft
 
-    def _folders(self, folder: str = "") -> dict[str, dict[str, tuple[int, float]]]:
-        """By folder, its files, each with its size and when it came."""
+    def _folders(self) -> dict[str, dict[str, tuple[int, float]]]:
+        """The files of each folder that may be one of ours. Not by one listing: much else may lie in a bucket."""
         import obstore
 
-        listing = self._reading(folder, lambda: list(obstore.list(self._store, self._key(folder) or None)))
-        found: dict[str, dict[str, tuple[int, float]]] = {}
-        for each in (each for batch in listing for each in batch):
-            inner, _, name = each["path"][len(self._key("")) :].lstrip("/").rpartition("/")
-            found.setdefault(inner, {})[name] = each["size"], each["last_modified"].timestamp()
-        return found
+        listing = self._reading("", lambda: obstore.list_with_delimiter(self._store, self._url.prefix or None))
+        names = [prefix.rpartition("/")[2] for prefix in listing["common_prefixes"]]
+        folders = {name: self._files(name) for name in names if rules.FINAL.fullmatch(name)}
+        return {name: files for name, files in folders.items() if files}  # one may just have been removed
+
+    def _files(self, folder: str) -> dict[str, tuple[int, float]]:
+        """Of each file its size, and when it came."""
+        import obstore
+
+        key = self._key(folder)
+        listing = self._reading(folder, lambda: list(obstore.list(self._store, key)))
+        found = ((each["path"][len(key) + 1 :], each) for batch in listing for each in batch)
+        return {name: (each["size"], each["last_modified"].timestamp()) for name, each in found}
 
     def _reading(self, name: str, call: Callable[[], T]) -> T:
         """Ask again after an answer that ended in its middle: that is not tried again by obstore."""

@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -94,8 +94,13 @@ class Checkpointer:
         if process_group is None:  # else others may save at other times
             boundaries.expect()
 
-    def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
+    def save(
+        self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], *, durable: bool = False
+    ) -> bool:
         """Take a snapshot: returns when the state may be changed again; whether it was the turn of this step.
+
+        A state that is dear to put together may be given as a function, which is called when it is the turn. Call
+        `save` at every step in any case.
 
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
@@ -107,6 +112,7 @@ class Checkpointer:
             return False
         begun = time.monotonic()
         self._land()
+        state = state() if callable(state) else state
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
         if planned := self._plan is None or not self._plan.holds(flat):
             flat, paths = flatten(self._sources.read(state, verify=True))
@@ -126,10 +132,6 @@ class Checkpointer:
         if halt is not None:
             self._halt(halt, step)
         return True
-
-    def due(self, step: int) -> bool:
-        """Whether it is the turn of this step, by `every`: for a state that is dear to put together."""
-        return self._interval.due(step)
 
     def restore(
         self, state: Mapping[str, Any], *, step: int | None = None, source: str | os.PathLike[str] | None = None

@@ -66,9 +66,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
         if self._trainer is None:
             raise ValueError("start the training with checkpoints.train(trainer), not with trainer.train()")
         durable = self._durable_every > 0 and state.global_step % self._durable_every == 0
-        durable = durable or state.global_step >= state.max_steps
-        if durable or self._checkpointer.due(state.global_step):
-            self._checkpointer.save(state.global_step, self._state(), durable=durable)
+        last = state.global_step >= state.max_steps
+        self._checkpointer.save(state.global_step, self._state, durable=durable or last)
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         self._checkpointer.wait()

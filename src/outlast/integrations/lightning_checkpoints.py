@@ -13,6 +13,7 @@ For one device and DDP; strategies that shard the state have checkpoints of thei
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from outlast.checkpoint.checkpointer import Checkpointer
@@ -70,9 +71,7 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
         step = trainer.global_step
         if step == self._saved:
             return  # gradients are being accumulated
-        durable = self._durable_every > 0 and step % self._durable_every == 0
-        if durable or self._checkpointer.due(step):
-            self._save(trainer, durable)
+        self._save(trainer, durable=self._durable_every > 0 and step % self._durable_every == 0)
         self._saved = step
 
     def on_train_end(self, trainer: Any, _module: Any) -> None:
@@ -81,9 +80,11 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
         self._checkpointer.wait()
 
     def _save(self, trainer: Any, durable: bool) -> None:
-        whole = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        mine = {"loops": whole.pop("loops"), "random": random_numbers()}  # loaders are in the loops
-        state = {"lightning": whole, "ranks": {str(trainer.global_rank): mine}}
-        self._checkpointer.save(trainer.global_step, state, durable=durable)
+        self._checkpointer.save(trainer.global_step, partial(self._state, trainer), durable=durable)
         if durable:
             self._on_disk = trainer.global_step
+
+    def _state(self, trainer: Any) -> dict[str, Any]:
+        whole = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        mine = {"loops": whole.pop("loops"), "random": random_numbers()}  # loaders are in the loops
+        return {"lightning": whole, "ranks": {str(trainer.global_rank): mine}}
