@@ -66,6 +66,22 @@ def test_gradients_are_exchanged_with_the_last_micro_batch_only() -> None:
     assert model.exchanges == [False, False, True] * 4
 
 
+def test_ranks_of_fsdp2_are_told_before_each_micro_batch_whether_to_exchange() -> None:
+    """On one rank, where the switch is all that there is; tests/integration/test_fsdp_example.py has several."""
+
+    class Sharded(Model):
+        def set_requires_gradient_sync(self, sync: bool) -> None:
+            self.quiet = not sync
+
+    model = Sharded()
+    loader = ElasticLoader(INPUTS, global_batch=BATCH, micro_batch=3, rank=0, world_size=1)
+    accumulation = Accumulation(model, torch.optim.SGD(model.parameters(), lr=0.05), loader.plan)
+    for batch, weights in loader:
+        with accumulation:
+            (model(batch).square()[:, 0] * weights).sum().backward()
+    assert model.exchanges == [False, False, True] * 4
+
+
 def test_the_mean_is_that_of_the_batch() -> None:
     model = Model()
     order = Order(LENGTH).samples(range(LENGTH))
