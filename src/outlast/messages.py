@@ -310,6 +310,7 @@ class Keeping(msgspec.Struct, frozen=True, array_like=True):
 
     partner: Holder | None = None  # whose memory takes a copy of what is taken here
     snapshots: tuple[Snapshot, ...] = ()  # that can be restored from memory, the newest first
+    pace: Count = 1  # see `Pace`
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -332,6 +333,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     halted: Halted | None = None  # while a change is planned
     sent: Time = 0.0  # by the clock of the agent
     held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
+    pace: Count = 1  # that this node can keep up with
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -456,6 +458,12 @@ class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
     durable: bool = True  # and have it written to disk
 
 
+class Pace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
+    """One in so many snapshots, a power of two, is copied to other nodes: the same ones on all nodes."""
+
+    pace: Count
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Stop every worker up to this generation, and never start one of them again."""
 
@@ -483,5 +491,19 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
 
 FromAgent = Join | Report | Seen | Ask
 FromCoordinator = (
-    Standing | Welcome | Charter | Ack | Start | Measure | Agreed | Look | Named | Halt | Stop | Over | Refuse | Answer
+    Standing
+    | Welcome
+    | Charter
+    | Ack
+    | Start
+    | Measure
+    | Agreed
+    | Look
+    | Named
+    | Pace
+    | Halt
+    | Stop
+    | Over
+    | Refuse
+    | Answer
 )

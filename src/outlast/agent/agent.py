@@ -57,6 +57,7 @@ from outlast.core.node import (
     Hangup,
     Holds,
     Host,
+    KeepsUp,
     Lease,
     Leave,
     Measured,
@@ -65,6 +66,7 @@ from outlast.core.node import (
     Observe,
     Received,
     Retire,
+    SetPace,
     Show,
     StartWorkers,
     StopWorkers,
@@ -131,7 +133,11 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
         self._keeper = Keeper(
-            place, linger=settings.snapshot_linger, level=settings.log_level, line=self._line_to_other_keepers()
+            place,
+            linger=settings.snapshot_linger,
+            level=settings.log_level,
+            line=self._line_to_other_keepers(),
+            keeps_up=lambda pace: self._feed(KeepsUp(pace)),
         )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
@@ -331,6 +337,8 @@ class Agent:
             if self._watch is not None:
                 self._watch.halt(command.at, command.durable)
                 self._halting()
+        elif isinstance(command, SetPace):
+            self._keeper.set_pace(command.pace)
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):

@@ -68,6 +68,7 @@ from outlast.messages import (
     Leaving,
     Named,
     Over,
+    Pace,
     Refuse,
     Report,
     Rules,
@@ -310,6 +311,8 @@ class Job:
         r = self.rules
         self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
+        if self._snapshots.pace > 1:
+            self._send(join.node, Pace(self._snapshots.pace))  # it may have missed that
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
             self._note(f"node {join.name} waits as a spare", Kind.NODE)
@@ -565,6 +568,9 @@ class Job:
             return
         if self.phase is Phase.RUNNING:
             self._calibrate(name, node)
+            if self._snapshots.paced(name, report.pace, self._roster):
+                for each in self._roster:
+                    self._send(each, Pace(self._snapshots.pace))
             if report.overdue is not None:
                 self._inquiry.hear(name, report.overdue)
             if report.halted is not None:
@@ -1080,6 +1086,7 @@ def _changed(old: Report, new: Report) -> bool:
         or old.known != new.known
         or old.wish != new.wish
         or old.measures != new.measures
+        or old.pace != new.pace
         or old.overdue != new.overdue
         or old.halted != new.halted
     )

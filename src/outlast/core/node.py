@@ -35,6 +35,7 @@ from outlast.messages import (
     Named,
     Over,
     Overdue,
+    Pace,
     Refuse,
     Report,
     Seen,
@@ -137,6 +138,12 @@ class Holds(msgspec.Struct, frozen=True):
     held: tuple[Held, ...]
 
 
+class KeepsUp(msgspec.Struct, frozen=True):
+    """How many snapshots have to be left out for one that is copied, so that this node keeps up."""
+
+    pace: int
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
@@ -159,6 +166,7 @@ Event = (
     | Observed
     | Halting
     | Holds
+    | KeepsUp
     | NotHosted
     | Tick
 )
@@ -227,6 +235,12 @@ class HaltWorkers(msgspec.Struct, frozen=True):
     durable: bool
 
 
+class SetPace(msgspec.Struct, frozen=True):
+    """Copy one in so many snapshots."""
+
+    pace: int
+
+
 class Host(msgspec.Struct, frozen=True):
     """No coordinator can be reached, and it is this node's turn: start one, of this term."""
 
@@ -258,6 +272,7 @@ Command = (
     | Show
     | Blame
     | HaltWorkers
+    | SetPace
     | Host
     | Retire
     | Hangup
@@ -298,6 +313,7 @@ class Node:
         self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
         self._keeping = Keeping()
+        self._pace = 1
         self._held: tuple[Held, ...] = ()
         self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
         self._leaving = Leaving.NO
@@ -425,6 +441,10 @@ class Node:
                 self._tell(now)
         elif isinstance(event, Holds):
             self._holds(event.held, now)
+        elif isinstance(event, KeepsUp):
+            if event.pace != self._pace:
+                self._pace = event.pace
+                self._tell(now)
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -456,6 +476,8 @@ class Node:
         elif isinstance(message, Agreed):
             self._agreed = max(self._agreed, message.measures.round)
             self._out.append(Agree(message.measures.longest))
+        elif isinstance(message, Pace):
+            self._out.append(SetPace(message.pace))
         elif isinstance(message, Look):
             if self._runs(message.generation):
                 self._look = message.number
@@ -703,6 +725,7 @@ class Node:
             halted=self._halted if self._runs(self.generation) else None,
             sent=now,
             held=self._held if self._acked < self._held_since else None,
+            pace=self._pace,
         )
         self._out.append(Tell(report, first))
 
