@@ -56,7 +56,7 @@ def dlrover(home: Path, nproc: int, restarts: int, argv: list[str]) -> list[str]
     """
     if shutil.which("unshare") is None:
         raise RuntimeError("DLRover kills other jobs' processes; it is run only where util-linux's unshare can hold it")
-    port = _free_port()
+    port = free_port()
     master = [str(home / "bin" / "python"), "-m", "dlrover.python.master.main", f"--port={port}", "--node_num=1"]
     master += ["--job_name=benchmark", "--platform=local"]
     agent = [str(home / "bin" / "dlrover-run"), "--nnodes=1", f"--nproc-per-node={nproc}", f"--max-restarts={restarts}"]
@@ -81,7 +81,8 @@ def in_process(home: Path, nproc: int, spares: int, place: Path) -> list[str]:
     return [str(home / "bin" / "python"), __file__, str(nproc), str(nproc + spares), str(place)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -89,7 +90,7 @@ def _free_port() -> int:
 
 def _start_in_process(active: int, total: int, place: str) -> None:
     """All processes at once, and never again: a process that dies is replaced by a spare that waits already."""
-    port, second = _free_port(), _free_port()
+    port, second = free_port(), free_port()
     processes = []
     for rank in range(total):
         env: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": total, "LOCAL_WORLD_SIZE": total}

@@ -27,6 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=24, help="how often tests of checkpoints kill (-9) at random instants"
     )
+    parser.addoption(
+        "--stories", type=int, default=2, help="how many random courses of a training are lived through by processes"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for a `story` is run once for each: its number is the seed of all that is random in it."""
+    if "story" in metafunc.fixturenames:
+        metafunc.parametrize("story", range(metafunc.config.getoption("--stories")))
 
 
 @pytest.fixture
@@ -104,9 +113,11 @@ def of_another_job(path: Path) -> bool:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file mapped or open."""
+    """Whether a process has the file mapped or open, or was started for it, as a keeper is for its arena."""
     process = Path(f"/proc/{pid}")
     try:
+        if str(path).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+            return True
         if str(path) in (process / "maps").read_text(errors="replace"):
             return True
         return any(fd.readlink() == path for fd in (process / "fd").iterdir())

@@ -55,7 +55,9 @@ CLOSED_AT = 32  # when a section was closed last: above the entries
 PAUSES, RESUMED_AT = 33, 34  # above all that a pause stops
 STARTUP_LONGEST, BEAT_LONGEST, OUTSIDE_LONGEST = 35, 36, 37
 LONGEST = range(38, 70)  # by number of the name
-END = 70
+SPENT = range(70, 102)  # likewise: all time in sections of the name, in ns, plus ONE_MORE for each of them
+WAITED = 102  # the number, plus one, of the section that optimizers' steps come after
+END = 103
 SPARE = END  # for an entry that has no room; nobody reads it
 
 # Bytes of a slot: texts.
@@ -66,6 +68,8 @@ WORDS_FROM, SIZE = 8192, 16384  # the last words of a worker fill the rest
 WORDS_SIZE = SIZE - WORDS_FROM
 PARTED = "\x1e"  # between the parts of a worker's last words
 
+ONE_MORE = 1 << 46  # 19 hours: of two looks at the board, the time in between is less
+SPENT_BITS = (1 << 63) - 1
 NAME_BITS = 0xFF
 CLOCK_BITS = (1 << 63) - 1 - NAME_BITS
 OTHER = MOST_NAMES - 1  # the number that all names share for which there is no room
@@ -119,6 +123,35 @@ class Reading:
     longest: Mapping[str, float]  # seconds: "startup", "heartbeat", "outside" and "section:NAME", as far as measured
     calibrations: int = 0
     request: Request | None = None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """All sections of one name so far, in one word. It begins anew in time: only what lies between two tells something.
+
+    >>> Spent(2 * ONE_MORE + 3_000_000_000).after(Spent(0))
+    (2, 3.0)
+    """
+
+    word: int
+
+    def after(self, before: Spent | None) -> tuple[int, float]:
+        """How many there were since, and the seconds in them."""
+        grown = self.word - before.word if before is not None else self.word
+        count, nanoseconds = divmod(grown & SPENT_BITS, ONE_MORE)
+        return count, _seconds(nanoseconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """How far a worker has come, and what its time went into: running totals, of which differences tell."""
+
+    read_at: float  # seconds, as in a reading
+    pid: int
+    step: int
+    step_at: float
+    spent: Mapping[str, Spent]  # by name of the section
+    waited: str = ""  # the section that optimizers' steps come after: there ranks wait for each other
 
 
 @dataclass(frozen=True)
@@ -284,6 +317,21 @@ class Slot:
             request=self.request(),
         )
 
+    def totals(self) -> Totals | None:
+        """How far it has come; None: no step has been made."""
+        now = time.monotonic_ns()
+        words = collect(self.words)
+        if not words[STEP_AT]:
+            return None
+        return Totals(
+            read_at=_seconds(now),
+            pid=words[PID],
+            step=words[STEP],
+            step_at=_seconds(words[STEP_AT]),
+            spent={self.name(number): Spent(words[SPENT[number]]) for number in range(words[NAMES])},
+            waited=self.name(words[WAITED] - 1) if words[WAITED] else "",
+        )
+
     def release(self) -> None:
         """Let go of the memory."""
         self.words.release()
@@ -332,6 +380,10 @@ class Board:
     def read(self, slot: int) -> Reading:
         """What the board says of a worker, also after its end: what a dying one wrote last is still there."""
         return self._slots[slot].read()
+
+    def totals(self, slot: int) -> Totals | None:
+        """How far a worker has come; None: it has made no step yet."""
+        return self._slots[slot].totals()
 
     def last_words(self, slot: int) -> LastWords | None:
         """The exception that a worker has ended with, or is about to."""

@@ -22,7 +22,14 @@ CFG_PATH = "OUTLAST_FT_CFG_PATH"
 # Not settings, but ours: Outlast gives them to its workers, and a worker may well start Outlast again.
 OWN_VARIABLES = frozenset(
     {
-        *(CFG_PATH, "OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_GENERATION", "OUTLAST_NODE", "OUTLAST_PARTNER"),
+        CFG_PATH,
+        "OUTLAST_ARENA",
+        "OUTLAST_BOARD",
+        "OUTLAST_CHECK",
+        "OUTLAST_DESK",
+        "OUTLAST_GENERATION",
+        "OUTLAST_NODE",
+        "OUTLAST_PARTNER",
         "OUTLAST_WORKER_GROUP",
     }
 )
@@ -264,6 +271,59 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     eviction_limit: Annotated[
         int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
     ] = 3
+    straggler: Annotated[
+        Literal["warn", "exclude", "off"],
+        _about(
+            "What to do about a rank that is slower than the others while training goes on: say so, "
+            "or go on without its node as well, or do not look."
+        ),
+    ] = "warn"
+    straggler_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1.05, le=1000),
+        _about("How much slower than the median a rank has to be, in a section of its own work, to be a straggler."),
+    ] = 1.2
+    network_check: Annotated[
+        bool,
+        _about(
+            "Check nodes before they are let in: product, memory, collectives with a partner; leave out faulty ones.",
+            switch=("--network-check", "true"),
+        ),
+    ] = False
+    exclude_straggler: Annotated[
+        bool,
+        _about(
+            "Leave out nodes that a check finds slow, if MIN nodes are left; else they are only named.",
+            switch=("--exclude-straggler", "true"),
+        ),
+    ] = False
+    slow_node_factor: Annotated[
+        float,
+        msgspec.Meta(gt=1, le=1000),
+        _about("A node is slow that is slower than the median by this factor, in any phase of a check."),
+    ] = 2.0
+    node_check_timeout: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=86400),
+        _about(
+            "Seconds that one round of a check may take on a node, once it has begun.",
+            flags=("--node-check-timeout", "--node_check_timeout"),
+        ),
+    ] = 60.0
+    comm_perf_test: Annotated[
+        bool,
+        _about("Measure collectives of several sizes in checks.", switch=("--comm-perf-test", "true")),
+    ] = False
+    accelerator: Annotated[
+        str,
+        _about(
+            "What checks try: auto, cpu, cuda, ascend, xpu, or a plug-in's name.",
+            flags=("--accelerator",),
+        ),
+    ] = "auto"
+    check_path: Annotated[
+        str, _about("Directory, as that of checkpoints, whose disk checks try; empty: none is tried.")
+    ] = ""
     verdict: Annotated[
         str,
         _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs."),
@@ -323,6 +383,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         dashed = f"--ft-{self.name.replace('_', '-')}"
         return (*dict.fromkeys([dashed, f"--ft-{self.name}"]), *self.aliases)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The spellings of the flag without a value, if there is one."""
+        flag = self.switch[0] if self.switch else ""
+        return tuple(dict.fromkeys([flag, "--" + flag[2:].replace("-", "_")])) if flag else ()
 
 
 class Reference(NamedTuple):
@@ -521,9 +587,7 @@ def _from_conf(conf: Mapping[str, str]) -> Iterator[_Given]:
 
 
 def _from_flags(flags: Mapping[str, str]) -> Iterator[_Given]:
-    by_flag = {
-        flag: name for name, setting in SETTINGS.items() for flag in (*setting.flags, *(setting.switch or ())[:1])
-    }
+    by_flag = {flag: name for name, setting in SETTINGS.items() for flag in (*setting.flags, *setting.switches)}
     for flag, text in flags.items():
         if flag not in by_flag:
             raise ValueError(f"command line: unknown flag {flag}{nearest(flag, by_flag)}")

@@ -74,3 +74,4 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     event_log_handler: str = "null"
     omp_default: bool = False  # OMP_NUM_THREADS=1 was chosen for the user, who had not set it
     logs: Logs = Logs()
+    check_only: bool = False  # nothing is run: nodes are checked, and that is all

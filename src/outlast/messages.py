@@ -18,11 +18,13 @@ PROTOCOL = 4  # agents and coordinators of different numbers refuse each other, 
 
 # What comes off the wire is no larger than what makes sense.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
 LONGEST_REASON = 1024
 MOST_CULPRITS = 64  # that are told to agents by their ranks
+MOST_SECTIONS = 8  # of a rank whose times are compared: those that take longest
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
@@ -47,8 +49,16 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     crash_loop: int = 0  # so often the same failure without progress ends the job; 0: never
     exclude_for: float = 1800.0  # seconds that a node is left out
     eviction_limit: int = 3  # nodes left out in an hour
+    straggler: str = "warn"  # what is done about ranks that are slower than the others: "warn", "exclude", "off"
+    straggler_factor: float = 1.2
     planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
+    network_check: bool = False  # nodes are checked before they are let in
+    check_only: bool = False  # and nothing is run on them
+    exclude_straggler: bool = False
+    slow_node_factor: float = 2.0  # in a check
+    node_check_timeout: float = 60.0
+    comm_perf_test: bool = False
 
 
 class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -164,6 +174,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True):
     log: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # the path of its log on its node
     tail: tuple[Reason, ...] = ()  # of that log
     kernel: tuple[Reason, ...] = ()  # what the kernel says
+    gpus: tuple[Reason, ...] = ()  # how those of its node were
     ran: float | None = None  # seconds
     step: int | None = None  # the last one
 
@@ -310,7 +321,7 @@ class Keeping(msgspec.Struct, frozen=True, array_like=True):
 
     partner: Holder | None = None  # whose memory takes a copy of what is taken here
     snapshots: tuple[Snapshot, ...] = ()  # that can be restored from memory, the newest first
-    pace: Count = 1  # see `Pace`
+    stride: Count = 1  # see `Stride`
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -333,7 +344,160 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     halted: Halted | None = None  # while a change is planned
     sent: Time = 0.0  # by the clock of the agent
     held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
-    pace: Count = 1  # that this node can keep up with
+    stride: Count = 1  # that this node can keep up with
+
+
+# -- shards: what workers ask, and what their agent remembers of the answers (core/dealer.py, core/hand.py)
+
+
+class Deck(msgspec.Struct, frozen=True, array_like=True):
+    """Shards that are handed out one by one: `epochs` times a data set of `length` samples, `size` at a time."""
+
+    name: Name
+    length: Some
+    size: Some
+    epochs: Some
+    order: Name = ""  # of the samples: what ranks must agree on, and a checkpoint has to be of
+    save_every: Count = 0  # so many shards all ranks save together; 0: never
+    keeper: Count | None = None  # the rank that has the model, and says what is done; None: each rank for itself
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Which shards are done: those below `next`, but for the open ones."""
+
+    next: Count = 0
+    open: tuple[Count, ...] = ()
+
+    @property
+    def done(self) -> int:
+        """How many."""
+        return self.next - len(self.open)
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """A rank is going to take shards of this deck, from where its checkpoint says; with a life higher than the last
+    one's it begins anew."""
+
+    deck: Deck
+    life: Count
+    base: Progress
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
+    """Give me a shard, or the one that I have. Answered when there is one, or something else to do."""
+
+    name: Name
+    life: Count
+    saves: Count  # that this rank has taken part in
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """What the holder made of this shard is in the model that the asking rank saves."""
+
+    name: Name
+    life: Count
+    number: Count
+    holder: Count  # a rank
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
+    """This rank stands between two shards, for this save. Answered when all do."""
+
+    name: Name
+    life: Count
+    save: Count
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+    """How far is it now? For a keeper, which knows what is in its model."""
+
+    name: Name
+    life: Count
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """This rank has exited: its agent says so."""
+
+
+Question = Open | Take | Done | Cut | Read | Gone
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    number: Count
+
+
+class Due(msgspec.Struct, frozen=True, array_like=True, tag="due"):
+    """First all ranks save: this is the number of that save."""
+
+    save: Count
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """Every shard of every epoch is done."""
+
+
+class Marked(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
+    """It is noted. `counts` False: the shard is not the holder's, and what was made of it must not be kept."""
+
+    counts: bool = True
+
+
+class Unfit(msgspec.Struct, frozen=True, array_like=True, tag="unfit"):
+    """The question cannot be answered: the reason says what to change in the script."""
+
+    reason: Reason
+
+
+Finding = Taken | Due | Finished | Marked | Progress | Unfit
+
+
+class Inquiry(msgspec.Struct, frozen=True, array_like=True):
+    """A question as a worker sends it to its agent."""
+
+    generation: Count
+    rank: Count
+    question: Question
+
+
+class Query(msgspec.Struct, frozen=True, array_like=True, tag="query"):
+    """A worker's question, as its agent passes it on; asked again of whoever coordinates, until it is answered."""
+
+    generation: Count
+    ticket: Count
+    rank: Count
+    question: Question
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """The answer."""
+
+    generation: Count
+    ticket: Count
+    finding: Finding
+    low: Count = 0  # every shard below is done: nobody has to remember which
+
+
+class Hand(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks of a node have been told of one deck in this generation."""
+
+    deck: Deck
+    life: Count
+    base: Progress
+    low: Count = 0
+    done: tuple[Count, ...] = ()  # that a rank here has said
+    held: dict[Count, Count] = {}  # shards by rank
+    save: Count = 0  # the last one that a rank here took part in
+    cut: Progress = Progress()  # and what was done then
+
+
+class Hands(msgspec.Struct, frozen=True, array_like=True):
+    """All of that. With those of all members, whoever coordinates next knows what the one before it did."""
+
+    generation: Count
+    first: Count  # rank of this node
+    ranks: Count  # how many
+    hands: tuple[Hand, ...] = ()
+    gone: tuple[Count, ...] = ()  # ranks that have exited
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -358,6 +522,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     assignment: Assignment | None = None  # of the newest generation that was started here
     since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
     keeper: Port = 0  # where its keeper listens; 0: nowhere
+    hands: Hands | None = None  # the shards that its ranks have and have done
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
@@ -366,6 +531,43 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
     generation: Count
     number: Count
     observations: Annotated[tuple[Observation, ...], msgspec.Meta(max_length=PLACES)]
+
+
+class Pace(msgspec.Struct, frozen=True, array_like=True):
+    """How one rank got on for a while: what a step of it took, and what of that it spent on what. Seconds, on average.
+
+    Those of `core/pace.py`, from two looks at the board.
+    """
+
+    rank: Count
+    first: int  # the step that it began after
+    last: int
+    step: Time
+    sections: Annotated[dict[Name, Time], msgspec.Meta(max_length=MOST_SECTIONS)] = {}
+    busy: Time | None = None  # its main thread ran, or waited for a processor; None: nobody knows
+    waited: Name = ""  # the section in which ranks wait for each other, if that is known
+
+
+class Paces(msgspec.Struct, frozen=True, array_like=True, tag="paces"):
+    """How the ranks of a node got on since the last time: once a second at most, and only while they make steps."""
+
+    generation: Count
+    paces: Annotated[tuple[Pace, ...], msgspec.Meta(max_length=65536)]
+
+
+class Findings(msgspec.Struct, frozen=True, array_like=True, tag="findings"):
+    """How a node did when it was checked: the answer to `Probe`. Figures are rates: more is better."""
+
+    term: Count
+    number: Count
+    alone: Reason = ""  # why it fails by itself
+    certain: bool = False  # and no second try is needed to say so
+    together: Reason = ""  # why it failed with its partners
+    figures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
+    facts: Annotated[dict[Name, Name], msgspec.Meta(max_length=64)] = {}  # what should be the same on all nodes
+    warnings: Annotated[tuple[Reason, ...], msgspec.Meta(max_length=64)] = ()
+    clock: Time = 0.0  # of its agent, when this was sent
+    wall: Time = 0.0  # and what a watch said there
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -433,6 +635,19 @@ class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
     measures: Measures
 
 
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Check this node: by itself, then with the others of its group. One that is still at an older one drops that."""
+
+    term: Count
+    number: Count  # of the round; grows
+    first_rank: Count
+    world_size: Count
+    master_addr: Address
+    master_port: Port
+    limit: Time  # seconds for all of it
+    perf: bool = False  # collectives of many sizes are measured
+
+
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
     """Say where your ranks are, at once: somewhere in the job one is late."""
 
@@ -458,10 +673,10 @@ class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
     durable: bool = True  # and have it written to disk
 
 
-class Pace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
+class Stride(msgspec.Struct, frozen=True, array_like=True, tag="stride"):
     """One in so many snapshots, a power of two, is copied to other nodes: the same ones on all nodes."""
 
-    pace: Count
+    stride: Count
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
@@ -481,6 +696,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     left: bool = False
     term: int = 0
     tried: tuple[Tried, ...] = ()  # the oldest first
+    table: str = ""  # of the node checks, where they decided
 
 
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
@@ -489,7 +705,7 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
-FromAgent = Join | Report | Seen | Ask
+FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query
 FromCoordinator = (
     Standing
     | Welcome
@@ -498,12 +714,14 @@ FromCoordinator = (
     | Start
     | Measure
     | Agreed
+    | Probe
     | Look
     | Named
-    | Pace
+    | Stride
     | Halt
     | Stop
     | Over
     | Refuse
     | Answer
+    | Told
 )

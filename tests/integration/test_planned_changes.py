@@ -42,22 +42,22 @@ def test_nodes_join_and_drain_and_no_step_is_trained_twice_or_lost(tmp_path: Pat
         a = stack.enter_context(node("a", port, *flags, script=TRAIN, args=args))
         changes = count(1)
 
-        def changed(why: str, *, ranks: int) -> None:
+        def changed(why: str, *, ranks: int, where: str) -> None:
             """Await that the generation has ended for this, and that the next one trains."""
             number = next(changes)
             told = rf"generation {number} ends: .*{why}.*; all ranks have saved step (\d+)"
             step = int(a.wait_for(told, LONG, anywhere=True)[1])
-            if ranks:
-                a.wait_for(rf"trained {step + 1} on {ranks}", LONG, anywhere=True)
+            a.wait_for(rf"step {step} is restored from .*{where}", LONG, anywhere=True)
+            a.wait_for(rf"trained {step + 1} on {ranks}", LONG, anywhere=True)
 
         a.wait_for("trained 3 on 1", LONG)
         b = stack.enter_context(node("b", port, *flags, script=TRAIN, args=args))
-        changed("joined", ranks=2)
+        changed("joined", ranks=2, where="memory")
         restart = outlast("restart", f"--rdzv-endpoint=127.0.0.1:{port}")
         assert restart.wait(LONG) == 0, restart.output
-        changed("a restart was asked for", ranks=2)
+        changed("a restart was asked for", ranks=2, where="memory")
         b.signal(signal.SIGTERM)
-        changed("node b is draining", ranks=1)
+        changed("node b is draining", ranks=1, where="step-")
         assert b.wait(LONG) == 1
         enough.touch()
         assert a.wait(LONG) == 0, a.output

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from outlast.core.job import Job, Phase
 from outlast.messages import Assignment, Over, Rules, Start
 
+ENDS = ("interrupted on", "no node is left", "(pend_timeout)")  # reasons for which a job may end
+
 
 class Violation(AssertionError):
     """An invariant does not hold: its name, and what was seen."""
@@ -174,7 +176,7 @@ class Witness:
         elif "--max-restarts" in over.reason:
             if not generation.failed_by_itself or job.restarts != self.rules.max_restarts:
                 self._broken("only failures cost restarts", over.reason)
-        elif not any(why in over.reason for why in ("interrupted on", "no node is left", "(pend_timeout)")):
+        elif not any(why in over.reason for why in (*ENDS, *["no node is fit"] * self.rules.network_check)):
             self._broken("a job ends for a reason", over.reason)
 
     def _broken(self, invariant: str, seen: str) -> None:

@@ -31,7 +31,7 @@ from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 from outlast.core import node as agent
 from outlast.core.authority import Memory
 from outlast.core.decisions import decisions
-from outlast.core.events import Cordon, Drop, Event, Joined, Lost, Note, Raise, Remember, Reported, Send, Tick
+from outlast.core.events import Cordon, Drop, Event, Found, Joined, Lost, Note, Raise, Remember, Reported, Send, Tick
 from outlast.core.job import FIRST_NODE, Job, Phase
 from outlast.core.liveness import Liveness
 from outlast.core.node import FIRST_PATIENCE, Node
@@ -42,13 +42,16 @@ from outlast.messages import (
     Charter,
     FailoverStrategy,
     Failure,
+    Findings,
     FromCoordinator,
     Halted,
     Join,
     Leaving,
     Over,
+    Probe,
     Report,
     Rules,
+    Seen,
     Standing,
     Start,
     Term,
@@ -121,8 +124,8 @@ class Agent:
     """One life of one agent."""
 
     __slots__ = (
-        "alive", "backlog", "born", "connection", "group", "host", "id", "infra_rank", "last", "lease", "node", "nproc",
-        "paused", "since", "timer",
+        "alive", "backlog", "born", "connection", "findings", "fit", "group", "host", "id", "infra_rank", "last",
+        "lease", "node", "nproc", "paused", "probed", "since", "timer",
     )  # fmt: skip
 
     def __init__(self, host: Host, random: Random, node: Node, t: float) -> None:
@@ -141,6 +144,9 @@ class Agent:
         self.group: Group | None = None
         self.lease = NEVER  # on the clock of its host: what its guard knows
         self.timer = NEVER
+        self.probed = (0, 0)  # the newest probe
+        self.findings: Findings | None = None  # of that one
+        self.fit: bool | None = None  # None: nobody has looked
 
     def join(self, rules: Rules, report: Report) -> Join:
         node = self.node
@@ -193,7 +199,14 @@ class Simulation:
     """One schedule. `run` returns when the world has settled, and raises `Violation` if an invariant breaks."""
 
     def __init__(
-        self, seed: int, *, trace: bool = False, planned: bool = False, job: type[Job] = Job, node: type[Node] = Node
+        self,
+        seed: int,
+        *,
+        trace: bool = False,
+        planned: bool = False,  # workers save before planned changes
+        job: type[Job] = Job,
+        node: type[Node] = Node,
+        checks: bool = False,  # nodes are checked, and some are not fit
     ) -> None:
         self.random = random = Random(seed)
         self.schedule: Schedule = draw(random)
@@ -203,6 +216,9 @@ class Simulation:
             self.schedule.rules = replace(self.schedule.rules, planned_change_timeout=timeout)
         self.rules = rules = self.schedule.rules
         self.saved = 0  # changes before which all ranks had saved
+        if checks:
+            self.rules = rules = replace(rules, network_check=True, node_check_timeout=rules.node_timeout)
+        self._luck = Random(seed)  # of checks alone: whatever else a seed means stays
         self.t = 0.0
         self.events = 0
         self.story: list[str] | None = [] if trace else None
@@ -469,7 +485,7 @@ class Simulation:
         c.liveness.forget(name)
         return c.connections.pop(name, None)
 
-    def _at_coordinator(self, connection: Connection, message: Report | Join | str | None) -> None:
+    def _at_coordinator(self, connection: Connection, message: Report | Join | Findings | Seen | str | None) -> None:
         c = connection.coordinator
         if connection.broken:
             return
@@ -496,6 +512,8 @@ class Simulation:
             self._lost(c, Lost(name, "closed", now + 1.1 * ORPHAN_SHARE * self.rules.node_timeout, ended=True))
         elif message == RESET:
             self._coordinator_notices(connection)
+        elif isinstance(message, Findings):
+            self._feed(c, Found(name, message))
         else:
             assert isinstance(message, Report)
             c.liveness.heard(name, now)
@@ -523,7 +541,7 @@ class Simulation:
     def _is_cut(self, source: Host, target: Host) -> bool:
         return (source.number, target.number) in self._cuts
 
-    def _send_up(self, connection: Connection, message: Report | Join | str | None) -> None:
+    def _send_up(self, connection: Connection, message: Report | Join | Findings | Seen | str | None) -> None:
         source, target = connection.agent.host, connection.coordinator.host
         self._send(True, connection, message, source, target)
 
@@ -703,6 +721,11 @@ class Simulation:
                 self._after(self.random.random() * self.schedule.revive, self._host, one, command.term)
             elif isinstance(command, agent.Retire):
                 self._retire(one)
+            elif isinstance(command, agent.Examine):
+                self._examine(one, command.probe)
+            elif isinstance(command, agent.Show):
+                if one.connection is not None:
+                    self._send_up(one.connection, command.seen)
             else:
                 self._tell(f"{one.id} exits: {command.over.reason}")
                 if one.group is not None and one.group.alive:
@@ -716,6 +739,22 @@ class Simulation:
             self._agent_notices(one.connection)
         else:
             self._arm_agent(one)
+
+    def _examine(self, one: Agent, probe: Probe) -> None:
+        """As the agent's checker: an older probe is dropped for a newer one, and an answer is said again when asked."""
+        this = (probe.term, probe.number)
+        if one.fit is None:
+            one.fit = self.schedule.kind == "kills" or self._luck.random() < 0.8
+        if this > one.probed:
+            one.probed, one.findings = this, None
+            self._after(self._luck.random() * self.rules.node_timeout, self._examined, one, this)
+        elif this == one.probed and one.findings is not None:
+            self._after(0.0, self._to_node, one, agent.Examined(one.findings))
+
+    def _examined(self, one: Agent, this: tuple[int, int]) -> None:
+        if one.probed == this:
+            one.findings = Findings(*this, alone="" if one.fit else "it is not fit")
+            self._to_node(one, agent.Examined(one.findings))
 
     def _arm_agent(self, one: Agent) -> None:
         deadline = one.node.deadline()
@@ -798,6 +837,8 @@ class Simulation:
     def _start_workers(self, one: Agent, place: Assignment) -> None:
         self._tell(f"{one.id} starts generation {place.generation}, group rank {place.group_rank}")
         self._witness.workers_start(one.id, place, one.node.store_port)
+        if self.rules.network_check and not one.fit:
+            raise Violation("only the fit are let in", f"{one.id} starts, and fit is {one.fit}")
         one.node.store_port = self._next_port()
         one.group = group = Group(one, place)
         if place.generation != self._newest:
@@ -1117,7 +1158,8 @@ class Simulation:
         job = c.job
         if job.phase is Phase.OVER:
             return f"the job is over, and {', '.join(agents)} did not exit"
-        size = world_of(len(agents), least=self.rules.min_nodes, most=self.rules.max_nodes, unit=self.rules.node_unit)
+        fit = sum(one.fit is not False for one in agents.values())
+        size = world_of(fit, least=self.rules.min_nodes, most=self.rules.max_nodes, unit=self.rules.node_unit)
         if not size or self._work < NEVER:
             return f"{len(agents)} agents live, and the job goes on, {job.phase.value}"
         if job.phase is not Phase.RUNNING or len(job.roster) != size:
@@ -1131,6 +1173,6 @@ class Simulation:
             group = agents[name].group if name in agents else None
             if group is None or not group.running or group.place.generation != job.generation:
                 return f"{name} does not run generation {job.generation}"
-        return (
-            "" if job.spares == len(agents) - size else f"{len(agents) - size} spares, and the job knows {job.spares}"
-        )
+        # Of those that are not fit, some may just be checked once more.
+        known = fit - size <= job.spares <= len(agents) - size
+        return "" if known else f"{fit - size} spares, and the job knows {job.spares}"

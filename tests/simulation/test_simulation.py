@@ -31,6 +31,17 @@ def test_every_invariant_holds_when_ranks_save_before_planned_changes() -> None:
     assert "run on" in set(map(ending, simulations))
 
 
+def test_every_invariant_holds_while_nodes_are_checked() -> None:
+    """And nobody is let in who is not fit, whoever coordinates."""
+    simulations = []
+    for seed in range(300):
+        simulations.append(simulation := Simulation(seed, checks=True))
+        simulation.run()
+        if seed % 8 == 0:
+            simulation.replay()
+    assert sum(simulation.generations > 1 for simulation in simulations) > 60
+
+
 def test_a_seed_is_one_schedule() -> None:
     one, other = Simulation(7), Simulation(7)
     one.run()

@@ -83,7 +83,7 @@ def test_all_ranks_halt_at_the_same_boundary_and_go_no_further(training: Trainin
     until(lambda: all(board.progress()[0].passed for board in boards))
     change, told = Change(RULES, 1), dict.fromkeys(range(RANKS), 0)
     threading.Event().wait(attempt / 1000)
-    halt = change.plan("one joined", {str(rank) for rank in range(RANKS)}, now=0.0)
+    halt = change.plan("one joined", {str(rank) for rank in range(RANKS)}, durable=False, now=0.0)
     assert halt is not None
     for board in boards:
         board.halt(halt.at, durable=False)

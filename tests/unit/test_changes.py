@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_job import FAILURE, Rehearsal, sent
+from msgspec.structs import replace
+from test_job import FAILURE, IDLE, Rehearsal, sent
 
-from outlast.core.changes import Change
+from outlast.core.changes import Change, belongs_on_disk
 from outlast.core.events import Asked, Command, Lost, Note, Send, Tick
 from outlast.core.job import Phase
+from outlast.core.member import Member
 from outlast.core.node import Connected, Halting, HaltWorkers, Node, Received, Tell
 from outlast.messages import (
     Ack,
@@ -60,9 +62,9 @@ def here() -> Rehearsal:
 
 def test_the_boundary_after_the_furthest_rank_is_named_when_all_have_said_where_theirs_are() -> None:
     change = Change(RULES, 1)
-    assert change.plan("c joined", {"a", "b"}, now=0.0) == Halt(1, 0)
+    assert change.plan("c joined", {"a", "b"}, durable=False, now=0.0) == Halt(1, 0, durable=False)
     assert change.hear("a", at(6)) is None
-    assert change.hear("b", at(7)) == Halt(1, 8)
+    assert change.hear("b", at(7)) == Halt(1, 8, durable=False)
     assert change.outcome(0.1) == ""
     assert change.hear("a", at(7, told=8, sealed=8)) is None
     assert change.outcome(0.1) == ""
@@ -72,7 +74,7 @@ def test_the_boundary_after_the_furthest_rank_is_named_when_all_have_said_where_
 
 def test_a_rank_that_was_further_than_it_seemed_moves_the_boundary_for_all() -> None:
     change = Change(RULES, 1)
-    change.plan("c joined", {"a", "b"}, now=0.0)
+    change.plan("c joined", {"a", "b"}, durable=True, now=0.0)
     change.hear("a", at(6))
     change.hear("b", at(6))
     change.hear("a", at(6, told=7, sealed=7))
@@ -85,7 +87,7 @@ def test_a_rank_that_was_further_than_it_seemed_moves_the_boundary_for_all() -> 
 
 def test_a_boundary_that_another_coordinator_has_named_stays() -> None:
     change = Change(RULES, 1)
-    change.plan("a change was planned", {"a", "b"}, now=0.0)
+    change.plan("a change was planned", {"a", "b"}, durable=True, now=0.0)
     assert change.hear("a", at(8, told=9, sealed=9)) is None
     assert change.hear("b", at(7)) == Halt(1, 9)
     change.hear("b", at(8, told=9, sealed=9))
@@ -94,10 +96,34 @@ def test_a_boundary_that_another_coordinator_has_named_stays() -> None:
 
 def test_a_save_that_could_not_be_written_is_not_called_one() -> None:
     change = Change(RULES, 1)
-    change.plan("c joined", {"a"}, now=0.0)
+    change.plan("c joined", {"a"}, durable=True, now=0.0)
     change.hear("a", at(6))
     change.hear("a", Halted(at=7, able=True, passed=6, sealed=7, step=None))
     assert change.outcome(0.1) == "c joined; not all ranks could save"
+
+
+def test_what_was_saved_in_memory_for_one_that_joins_is_not_enough_for_one_that_leaves_meanwhile() -> None:
+    change = Change(RULES, 1)
+    change.plan("c joined", {"a", "b"}, durable=False, now=0.0)
+    change.hear("a", at(6))
+    change.hear("b", at(6))
+    change.hear("a", at(6, told=7, sealed=7))
+    assert change.plan("node b is draining", {"a", "b"}, durable=True, now=1.0) == Halt(1, 8, durable=True)
+    change.hear("b", at(6, told=7, sealed=7))
+    assert change.outcome(1.1) == ""
+    change.hear("a", at(7, told=8, sealed=8))
+    change.hear("b", at(7, told=8, sealed=8))
+    assert change.outcome(1.2) == "c joined; node b is draining; all ranks have saved step 80"
+    assert change.deadline() == 20.0
+
+
+def test_only_what_others_cannot_read_from_memory_belongs_on_disk() -> None:
+    here, there = (Member(Rehearsal().request(name, IDLE, keeper=4000)) for name in "ab")
+    assert not belongs_on_disk(RULES, [here, there])
+    assert belongs_on_disk(RULES, [here, Member(Rehearsal().request("b", IDLE))])  # its keeper cannot be reached
+    there.report = replace(IDLE, leaving=Leaving.DRAIN)
+    assert belongs_on_disk(RULES, [here, there])
+    assert not belongs_on_disk(replace(RULES, max_nodes=1), [there])
 
 
 # -- in the job

@@ -131,6 +131,34 @@ def test_an_error_of_fsync_is_one_line_and_no_checkpoint(
     assert disk.found(tmp_path / "ck") == []
 
 
+def test_whichever_fsync_fails_what_is_there_is_whole_and_the_next_save_is_tried_again(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, count = os.fsync, 0
+
+    def fail(descriptor: int) -> None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            raise OSError(5, "Input/output error")
+        sync(descriptor)
+
+    for sequence in range(1, 30):
+        slot = seal(arena, sequence, tmp_path / "ck")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            count = sequence
+            outcome = persist([slot.path], ticket(sequence))
+        if count > 0:
+            break
+        assert "Input/output error" in outcome.problem
+        assert outcome.problem.count("\n") == 0
+        assert [problem for each in disk.found(tmp_path / "ck") for problem in disk.verify(each.path)] == []
+    assert sequence > 5
+    assert outcome.path == str(tmp_path / "ck" / disk.final_name(sequence))
+    assert [path.name for path in (tmp_path / "ck").glob(".*")] == []  # nor is anything left of those that failed
+
+
 def test_the_newest_wins_while_the_disk_is_behind(
     arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

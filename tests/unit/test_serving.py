@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from outlast.agent.memory import held
-from outlast.agent.sending import Pace, Sending, _Overwritten, send
+from outlast.agent.sending import Sending, Stride, _Overwritten, send
 from outlast.agent.serving import Serving
 from outlast.certificate import server_side
 from outlast.checkpoint import arena as arenas
@@ -230,20 +230,20 @@ def test_with_tls_the_proof_covers_the_certificate(worker: Arena, host: Callable
 
 
 def test_copies_that_do_not_arrive_in_time_ask_for_a_slower_pace_and_easy_ones_for_a_faster() -> None:
-    pace = Pace()
-    assert [pace.sent(in_time=True, one_in=1, easily=True) for _ in range(40)] == [1] * 40
-    assert pace.sent(in_time=False, one_in=1) == 2
-    assert pace.sent(in_time=False, one_in=2) == 2  # it had to wait for the one before
-    assert pace.sent(in_time=False, one_in=2) == 4
-    assert [pace.sent(in_time=True, one_in=4) for _ in range(40)] == [4] * 40  # in time, but hardly
-    told = [pace.sent(in_time=True, one_in=4, easily=True) for _ in range(16)]
+    stride = Stride()
+    assert [stride.sent(in_time=True, one_in=1, easily=True) for _ in range(40)] == [1] * 40
+    assert stride.sent(in_time=False, one_in=1) == 2
+    assert stride.sent(in_time=False, one_in=2) == 2  # it had to wait for the one before
+    assert stride.sent(in_time=False, one_in=2) == 4
+    assert [stride.sent(in_time=True, one_in=4) for _ in range(40)] == [4] * 40  # in time, but hardly
+    told = [stride.sent(in_time=True, one_in=4, easily=True) for _ in range(16)]
     assert told == [4] * 15 + [2]
 
 
 def test_all_nodes_copy_the_same_snapshots_at_a_pace(worker: Arena, host: Callable[..., Host], tmp_path: Path) -> None:
     there = host("there")
-    (tmp_path / "here" / arenas.PACE).parent.mkdir(mode=0o700, exist_ok=True)
-    (tmp_path / "here" / arenas.PACE).write_text("2")
+    (tmp_path / "here" / arenas.STRIDE_FILE).parent.mkdir(mode=0o700, exist_ok=True)
+    (tmp_path / "here" / arenas.STRIDE_FILE).write_text("2")
     sending = Sending(tmp_path / "here", KEY)
     sending.partner(("127.0.0.1", there.port))
     for sequence, left in ((2, [2]), (3, [2]), (4, [2, 4])):

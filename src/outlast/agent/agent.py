@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +19,9 @@ from pathlib import Path
 import msgspec
 
 from outlast import rulebook
-from outlast.agent import supervisor
+from outlast.agent import gpus, supervisor
+from outlast.agent.checker import Checker
+from outlast.agent.desk import Desk
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
@@ -28,6 +30,7 @@ from outlast.agent.judge import Judge
 from outlast.agent.keeper import Keeper, Line, listen
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
+from outlast.agent.pace import Pacing
 from outlast.agent.place import Place
 from outlast.agent.ports import StorePort
 from outlast.agent.seat import Seat
@@ -50,6 +53,8 @@ from outlast.core.node import (
     Decided,
     Disconnected,
     Event,
+    Examine,
+    Examined,
     Exit,
     Exited,
     Halting,
@@ -64,9 +69,10 @@ from outlast.core.node import (
     Node,
     NotHosted,
     Observe,
+    Paced,
     Received,
     Retire,
-    SetPace,
+    SetStride,
     Show,
     StartWorkers,
     StopWorkers,
@@ -75,6 +81,7 @@ from outlast.core.node import (
     Tick,
     Wished,
 )
+from outlast.diagnosis.evidence import Evidence
 from outlast.failover import FailureInfo
 from outlast.launch import Launch
 from outlast.messages import (
@@ -85,9 +92,11 @@ from outlast.messages import (
     Keeping,
     Leaving,
     Over,
+    Pace,
     Standing,
     State,
     Term,
+    Told,
     Wanted,
     Welcome,
     Wish,
@@ -137,15 +146,19 @@ class Agent:
             linger=settings.snapshot_linger,
             level=settings.log_level,
             line=self._line_to_other_keepers(),
-            keeps_up=lambda pace: self._feed(KeepsUp(pace)),
+            keeps_up=lambda stride: self._feed(KeepsUp(stride)),
         )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
+        self._checker = Checker(
+            launch, settings, zygote=lambda: self._zygote, found=lambda findings: self._feed(Examined(findings))
+        )
         self._watch: Watch | None = None
         self._limits = Limits.of(settings)
         self._ending = termination_signal(settings.rank_termination_signal)
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hangs: Hangs | None = None
+        self._pacing: Pacing | None = None
         self._error_files: list[str] = []
         self._witness = Witness()
         self._judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
@@ -168,6 +181,7 @@ class Agent:
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
+        self._desk = Desk(self._link.send)
 
     def _line_to_other_keepers(self) -> Line | None:
         settings, launch = self._settings, self._launch
@@ -201,7 +215,7 @@ class Agent:
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
             spares=launch.nproc if settings.warm_cuda else 0,
         )
-        if preload or _uses_torch(Path(launch.entrypoint)):
+        if preload or settings.network_check or launch.check_only or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()
         return zygote
 
@@ -216,6 +230,7 @@ class Agent:
             self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
         if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
             self._guard.start()
+        await self._desk.open()
         linking = asyncio.create_task(self._link.run())
         try:
             linking.add_done_callback(self._link_ended)
@@ -228,7 +243,9 @@ class Agent:
             self._timer.cancel()
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
+        await self._checker.stop()
         self._unwatch()
+        self._desk.close()
         if self._extension is not None:
             self._extension.close()  # whoever waits for its answer does so no longer
         if self._tasks:
@@ -248,6 +265,7 @@ class Agent:
     def _reap_orphans(self) -> None:
         if self._group is not None:
             self._group.reap_orphans()
+        self._checker.reap_orphans()
 
     def _coordinator_ended(self) -> None:
         if self._node.hosting:
@@ -288,7 +306,12 @@ class Agent:
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
             log.log(self._level, "joined the job as node %s", self._name)
+        if isinstance(message, Told):
+            self._desk.told(message)
+            return
         self._feed(Received(message))
+        if isinstance(message, Welcome):
+            self._desk.repeat()
 
     # -- the core
 
@@ -328,6 +351,10 @@ class Agent:
         elif isinstance(command, Observe):
             if self._hangs is not None:
                 self._hangs.look(command.number, command.interrupt)
+        elif isinstance(command, Examine):
+            # The store of the group is this node's, at the port that was promised: the next one gets another.
+            if self._checker.begin(command.probe) and command.probe.first_rank == 0:
+                self._take_port()
         elif isinstance(command, Show):
             self._link.send(command.seen)
         elif isinstance(command, Blame):
@@ -337,8 +364,8 @@ class Agent:
             if self._watch is not None:
                 self._watch.halt(command.at, command.durable)
                 self._halting()
-        elif isinstance(command, SetPace):
-            self._keeper.set_pace(command.pace)
+        elif isinstance(command, SetStride):
+            self._keeper.set_stride(command.stride)
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):
@@ -375,6 +402,7 @@ class Agent:
             assignment=self._node.assignment,
             since=self._place.since,
             keeper=self._keeper.port,
+            hands=self._desk.statement(),
         )
 
     def _host(self, term: Term) -> None:
@@ -401,11 +429,9 @@ class Agent:
         if assignment.fresh and self._zygote is not None:
             self._zygote.close()
             self._zygote = self._warm()
+        self._checker.drop()
         if assignment.group_rank == 0:
-            # Rank 0 takes the port that was promised; the next generation gets another.
-            self._release_port()
-            self._port_in_use, self._port = self._port, StorePort(self._settings.store_ports)
-            self._node.store_port = self._port.port
+            self._take_port()
         ranks = range(launch.nproc)
         try:
             self._watch = watch = self._watching()
@@ -420,16 +446,19 @@ class Agent:
                     board=watch.address(r),
                     arena=arena,
                     partner=partner,
+                    desk=self._desk.address,
                     step_hook=hook,
                 )
                 for r in ranks
             ]
+            self._desk.begin(assignment.generation, assignment.first_rank, launch.nproc)
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
             self._witness.begin(streams)
             self._guard.watch(self._group.pids)
             self._hangs = self._attending(assignment, self._group, watch)
+            self._pacing = self._paces(assignment, watch)
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
@@ -469,6 +498,8 @@ class Agent:
         assert self._assignment is not None
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
+        if exit_code == 0:
+            self._desk.exited(self._assignment.first_rank + local_rank)
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
         if exit_code != 0 and not hung and not self._node.told_to_stop:
@@ -503,21 +534,25 @@ class Agent:
             failure = msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
         log_file = self._witness.log_of(failure.local_rank)
         restarts = self._assignment.restart_count if self._assignment is not None else 0
-        failure = self._judge.judged(failure, evidence, log=log_file, first=first, restarts=restarts)
-        if self._extension is None or not first:
+        judged = partial(self._judge.judged, failure, log=log_file, first=first, restarts=restarts)
+        failure = judged(evidence)
+        if not first or (self._extension is None and not gpus.concerned(evidence)):
             return failure
-        self._run(self._ask(self._extension, failure))
+        self._run(self._consider(failure, evidence, judged))
         return msgspec.structs.replace(failure, pending=True)
 
-    async def _ask(self, extension: Extension, failure: Failure) -> None:
-        """Let the user's extension decide, while the workers are being ended."""
+    async def _consider(self, failure: Failure, evidence: Evidence, judged: Callable[[Evidence], Failure]) -> None:
+        """While the workers are being ended: look at the GPUs, and let the user's extension decide."""
         assert self._assignment is not None
         generation, restarts = self._assignment.generation, self._assignment.restart_count
-        info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
-        strategy = await extension.ask(info)
-        if strategy is not None:
-            decided = f"decided by {extension.reference}"
-            failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
+        if gpus.concerned(evidence):
+            failure = judged(msgspec.structs.replace(evidence, gpus=await gpus.states()))
+        if self._extension is not None:
+            info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
+            strategy = await self._extension.ask(info)
+            if strategy is not None:
+                decided = f"decided by {self._extension.reference}"
+                failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
         self._feed(Decided(generation, failure))
 
     def _stop(self, generation: int, grace: float) -> None:
@@ -561,7 +596,26 @@ class Agent:
             longest=self._longest,
         )
 
+    def _paces(self, assignment: Assignment, watch: Watch) -> Pacing | None:
+        """Looks at how the ranks get on, to be compared with all others; where there are others."""
+        if self._settings.straggler == "off" or assignment.world_size == 1:
+            return None
+
+        def tell(paces: tuple[Pace, ...]) -> None:
+            self._feed(Paced(assignment.generation, paces))
+
+        return Pacing(
+            watch.totals,
+            first_rank=assignment.first_rank,
+            nproc=self._launch.nproc,
+            nodes=assignment.group_world_size,
+            tell=tell,
+        )
+
     def _unwatch(self) -> None:
+        if self._pacing is not None:
+            self._pacing.close()
+            self._pacing = None
         if self._hangs is not None:
             self._hangs.close()
             self._hangs = None
@@ -611,6 +665,12 @@ class Agent:
             failure=failure,
             judged=self._judged,
         )
+
+    def _take_port(self) -> None:
+        """Rank 0 takes the port that was promised; the next generation gets another."""
+        self._release_port()
+        self._port_in_use, self._port = self._port, StorePort(self._settings.store_ports)
+        self._node.store_port = self._port.port
 
     def _release_port(self) -> None:
         if self._port_in_use is not None:

@@ -108,7 +108,7 @@ class Keeper:
             *(place.key, str(linger), level),
         ]
         self._line = line
-        self._keeps_up = keeps_up  # called with the pace that it can keep
+        self._keeps_up = keeps_up  # called with the stride that it can keep
         self._said = b""
         self._partner: tuple[str, int] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -132,7 +132,7 @@ class Keeper:
 
         `address` is this node's own. Returns the host of the node that gets the copies; "" if none does.
         """
-        self.set_pace(keeping.pace)
+        self.set_stride(keeping.stride)
         line, partner = self._line, keeping.partner
         self._partner = (partner.addr, partner.port) if partner is not None and line is not None else None
         if line is None or not line.replicas:
@@ -147,11 +147,11 @@ class Keeper:
             self._complete(keeping.snapshots[0], (address, self.port))
         return self._partner[0] if self._partner is not None else ""
 
-    def set_pace(self, pace: int) -> None:
+    def set_stride(self, stride: int) -> None:
         """Only one in so many snapshots is copied from now on: told to the workers, who keep those, and the keeper."""
-        if self.arena.exists() and pace != arenas.pace(self.arena):
+        if self.arena.exists() and stride != arenas.stride(self.arena):
             with suppress(OSError):
-                self._leave(arenas.PACE, b"%d" % pace)
+                self._leave(arenas.STRIDE_FILE, b"%d" % stride)
 
     def _hand_out(self, agreed: Agreed) -> None:
         make_private(self.arena)

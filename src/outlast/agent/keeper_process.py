@@ -186,10 +186,10 @@ class Ear:
             self._words.put(word)
 
 
-def keeps_up(pace: int) -> None:
+def keeps_up(stride: int) -> None:
     """Tell the agent, if it is still there, one in how many snapshots can be copied in time."""
     with suppress(OSError):
-        os.write(sys.stdout.fileno(), b"%d\n" % pace)
+        os.write(sys.stdout.fileno(), b"%d\n" % stride)
 
 
 def linger(directory: Path, key: str, seconds: float) -> None:

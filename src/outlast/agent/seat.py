@@ -175,8 +175,16 @@ class Seat:
             crash_loop=settings.crash_loop,
             exclude_for=settings.exclude_for,
             eviction_limit=settings.eviction_limit,
+            straggler=settings.straggler,
+            straggler_factor=settings.straggler_factor,
             planned_change_timeout=settings.planned_change_timeout,
             alone=launch.endpoint.port == 0,
+            network_check=settings.network_check or launch.check_only,
+            check_only=launch.check_only,
+            exclude_straggler=settings.exclude_straggler,
+            slow_node_factor=settings.slow_node_factor,
+            node_check_timeout=settings.node_check_timeout,
+            comm_perf_test=settings.comm_perf_test,
         )
 
 

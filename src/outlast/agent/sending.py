@@ -28,7 +28,7 @@ log = logging.getLogger("keeper")
 
 AGAIN = 1.0  # seconds after which a partner that could not be reached is tried again
 SLOWEST = 1 << 16  # one in so many snapshots is copied, at least
-PROOF = 16  # copies in a row that would have been in time at twice the pace: then that is tried
+PROOF = 16  # copies in a row that would have been in time at half the stride: then that is tried
 EASILY = 4  # times shorter than from one copy to the next
 SLOTS = 3  # of a worker: with so many it has one to fill, whichever is on its way
 
@@ -37,15 +37,15 @@ class _Overwritten(Exception):
     """The worker needed the slot."""
 
 
-class Pace:
+class Stride:
     """How many snapshots have to be left out for one that is copied, so that its copy is there before the next one's.
 
-    >>> pace = Pace()
-    >>> pace.sent(in_time=False, one_in=1)  # as it is now, the network is too slow
+    >>> stride = Stride()
+    >>> stride.sent(in_time=False, one_in=1)  # as it is now, the network is too slow
     2
-    >>> pace.sent(in_time=False, one_in=1)  # of those that were taken before that was known
+    >>> stride.sent(in_time=False, one_in=1)  # of those that were taken before that was known
     2
-    >>> pace.sent(in_time=False, one_in=2), pace.sent(in_time=False, one_in=2)  # the first one had to wait
+    >>> stride.sent(in_time=False, one_in=2), stride.sent(in_time=False, one_in=2)  # the first one had to wait
     (2, 4)
     """
 
@@ -55,7 +55,7 @@ class Pace:
         self._in_time = 0
 
     def sent(self, *, in_time: bool, one_in: int, easily: bool = False) -> int:
-        """A copy has arrived, in time or not, at the pace of all nodes. Returns what this one can keep up with.
+        """A copy has arrived, in time or not, with the stride of all nodes. Returns what this one can keep up with.
 
         `easily`: so soon that it could have been done more often.
         """
@@ -71,7 +71,7 @@ class Pace:
 class Sending:
     """Sends, in a thread of its own, whenever it is told that something may be new.
 
-    `keeps_up` is called with the pace that this node can keep, when that changes.
+    `keeps_up` is called with the stride that this node can keep, when that changes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Sending:
         self._partner: tuple[str, int] | None = None
         self._sent: Mark | None = None
         self._sent_at = 0.0
-        self._pace = Pace()
+        self._stride = Stride()
         self._trouble = ""  # the last that was said
         threading.Thread(target=self._run, name="outlast-sending", daemon=True).start()
 
@@ -110,7 +110,7 @@ class Sending:
                 self._new = False
                 partner = self._partner
             patience = None
-            one_in = arena.pace(self._directory)
+            one_in = arena.stride(self._directory)
             newest = self._newest(one_in)
             if partner is None or newest is None or newest.mark == self._sent:
                 continue
@@ -139,9 +139,9 @@ class Sending:
         in_time = newest is not None and newest.mark == copied.mark
         since, self._sent_at = begun - self._sent_at, begun
         easily = in_time and EASILY * (time.monotonic() - begun) < since
-        before = self._pace.wanted
-        if self._pace.sent(in_time=in_time, one_in=one_in, easily=easily) != before:
-            self._keeps_up(self._pace.wanted)
+        before = self._stride.wanted
+        if self._stride.sent(in_time=in_time, one_in=one_in, easily=easily) != before:
+            self._keeps_up(self._stride.wanted)
         with self._news:
             self._sent = copied.mark if self._partner == partner else None
             self._new = True  # perhaps, meanwhile

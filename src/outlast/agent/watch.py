@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from outlast.board import Board, LastWords, Reading, Request
+from outlast.board import Board, LastWords, Reading, Request, Totals
 from outlast.config import Settings, section_timeouts
 from outlast.core.hang import SUSPICIOUS_AFTER, Clock, Late, Timeouts, calibrated, late, look_again, merged, suspicion
 from outlast.messages import Halted
@@ -161,6 +161,10 @@ class Watch:
     def reading(self, local_rank: int) -> Reading:
         """What a worker has written, as it is now."""
         return self._board.read(local_rank)
+
+    def totals(self, local_rank: int) -> Totals | None:
+        """How far a worker has come, and what its time went into; None: it has made no step."""
+        return self._board.totals(local_rank)
 
     def last_words(self, local_rank: int) -> LastWords | None:
         """The exception that a worker has ended with."""

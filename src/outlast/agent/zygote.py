@@ -67,6 +67,7 @@ class Zygote:
         self._serving: ZygoteProcess | None = None  # it has learned, and is fit
         self._learning: ZygoteProcess | None = None  # it may take the other's place
         self._lull: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()  # one has learned, or has come to nothing
         self._loop = asyncio.get_running_loop()
         self._spares = Spares(spares, environment) if spares else None
         self._restocking: asyncio.TimerHandle | None = None
@@ -91,16 +92,22 @@ class Zygote:
         commands: Sequence[Sequence[str]],
         environments: Sequence[Mapping[str, str]],
         streams: Sequence[Streams],
+        *,
+        errand: str = "",
     ) -> list[int] | None:
-        """The pids of new workers, children of this process; None where they have to be started the ordinary way."""
-        if self._spares is not None and (pids := self._become(commands, environments, streams)):
+        """The pids of new workers, children of this process; None where they have to be started the ordinary way.
+
+        `errand`: a module of ours, whose `run` they are for, instead of the script.
+        """
+        if self._spares is not None and not errand and (pids := self._become(commands, environments, streams)):
             return pids
         serving = self._serving
         if serving is None or 2 * len(commands) + 6 > MOST_DESCRIPTORS:
             return None
-        if any(_program(command) != _program(self._command) for command in commands):
+        if not errand and any(_program(command) != _program(self._command) for command in commands):
             return None
         births, descriptors = self._births(commands, environments, streams)
+        births["errand"] = errand
         try:
             answer = serving.fork(births, self.news, descriptors)
         except Unfit as doubt:
@@ -112,8 +119,16 @@ class Zygote:
         self._restock_later()
         return answer["pids"] or None
 
+    async def ready(self) -> None:
+        """Wait until it can fork, or it is known that it cannot."""
+        self.wake()
+        while self._serving is None and self._learning is not None:
+            self._changed.clear()
+            await self._changed.wait()
+
     def close(self) -> None:
         """End it for good."""
+        self._changed.set()
         for timer in (self._lull, self._restocking):
             if timer is not None:
                 timer.cancel()
@@ -262,6 +277,7 @@ class Zygote:
         former, self._serving, self._learning = self._serving, process, None
         if former is not None:
             self._end(former)
+        self._changed.set()
         log.debug("the zygote is ready, after %.1f s of imports", message["took"])
         self._restock_later()
         self._prepare()
@@ -295,6 +311,7 @@ class Zygote:
         elif self._failures == FAILURES:
             log.warning("no zygote is fit to be forked: restarts will be slower")
         self._prepare()
+        self._changed.set()
 
     def _end(self, process: ZygoteProcess) -> None:
         self._loop.remove_reader(process.link)

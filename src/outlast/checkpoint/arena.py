@@ -40,7 +40,7 @@ import xxhash
 from outlast.checkpoint.format import CHUNK, Save
 
 VARIABLE = "OUTLAST_ARENA"
-PACE = "pace"  # a file in the arena: one in so many snapshots is copied to another node
+STRIDE_FILE = "stride"  # a file in the arena: one in so many snapshots is copied to another node
 PARTNER = "OUTLAST_PARTNER"  # the host of the node that gets a copy of each snapshot; none: nobody does
 VERSION = 1
 MAGIC = int.from_bytes(b"OLARENA\0", "little")
@@ -455,10 +455,10 @@ def _hash(body: bytes) -> int:
     return xxhash.xxh3_64_intdigest(body) or 1  # 0 is "not sealed"
 
 
-def pace(directory: Path) -> int:
+def stride(directory: Path) -> int:
     """One in how many snapshots is copied to another node."""
     with suppress(OSError, ValueError):
-        return max(1, int((directory / PACE).read_bytes()))
+        return max(1, int((directory / STRIDE_FILE).read_bytes()))
     return 1
 
 

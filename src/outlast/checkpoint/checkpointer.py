@@ -127,6 +127,10 @@ class Checkpointer:
             self._halt(halt, step)
         return True
 
+    def due(self, step: int) -> bool:
+        """Whether it is the turn of this step, by `every`: for a state that is dear to put together."""
+        return self._interval.due(step)
+
     def restore(
         self, state: Mapping[str, Any], *, step: int | None = None, source: str | os.PathLike[str] | None = None
     ) -> int:
@@ -235,7 +239,7 @@ class Checkpointer:
         with taken:
             slot.seal(ticket)
         self._newest = ticket.mark
-        if self._replicated and self._place is not None and arenas.is_copied(ticket, arenas.pace(self._place)):
+        if self._replicated and self._place is not None and arenas.is_copied(ticket, arenas.stride(self._place)):
             self._copied = [*self._copied[-1:], ticket.mark]
         self._writer().sealed(slot, ticket)
 

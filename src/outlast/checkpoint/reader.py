@@ -31,8 +31,7 @@ from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Mark
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import LARGE, template
-from outlast.checkpoint.shards import Place
-from outlast.checkpoint.shards import Shard as InMemory
+from outlast.checkpoint.shards import Place, Shard
 from outlast.checkpoint.state import Targets
 from outlast.checkpoint.storage import Address, storage_of
 
@@ -81,8 +80,8 @@ def parse(data: bytes | memoryview, name: str) -> Metadata:
     return parsed
 
 
-class Shard(Protocol):
-    """The bytes of a file, as a memoryview has them."""
+class Bytes(Protocol):
+    """Those of a file, as a memoryview has them."""
 
     def __len__(self) -> int: ...
 
@@ -90,12 +89,26 @@ class Shard(Protocol):
 
 
 class Fetched:
-    """A file of a store as memory: what is looked at is fetched by chunks, once, each verified if its hash is known."""
+    """A file of a store as memory: what is looked at is fetched by chunks, once, each verified if its hash is known.
 
-    def __init__(self, path: Address, file: disk.File | None, name: str, size: int) -> None:
+    Without `keep` it is forgotten when something else is looked at.
+    """
+
+    def __init__(
+        self,
+        path: Address,
+        file: disk.File | None,
+        name: str,
+        size: int,
+        *,
+        keep: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         self._path, self._file, self._name = path, file, name
         self._storage = storage_of(path.parent)
-        self._memory = memoryview(mmap.mmap(-1, size) if size else b"")
+        self._keep, self._progress = keep, progress
+        self._mapping = mmap.mmap(-1, max(size, 1))
+        self._memory = memoryview(self._mapping)[:size]
         self._spans = disk.spans(size)
         self._missing = set(range(len(self._spans)))
 
@@ -109,7 +122,10 @@ class Fetched:
 
     def fetch(self, start: int, stop: int) -> None:
         """Have this part of it. Raises `Damaged`, OSError."""
-        numbers = [number for number in range(start // disk.CHUNK, -(-stop // disk.CHUNK)) if number in self._missing]
+        wanted = range(start // disk.CHUNK, -(-stop // disk.CHUNK))
+        if not self._keep:
+            self._forget(wanted)
+        numbers = [number for number in wanted if number in self._missing]
         pieces = self._storage.ranges(f"{self._path.name}/{self._name}", [self._spans[number] for number in numbers])
         for number, data in zip(numbers, pieces, strict=True):
             offset, length = self._spans[number]
@@ -118,6 +134,14 @@ class Fetched:
                 raise Damaged(problem or f"{self._path / self._name} ends early, in chunk {number}")
             self._memory[offset : offset + length] = data
             self._missing.discard(number)
+            if self._progress is not None:
+                self._progress(length)
+
+    def _forget(self, wanted: range) -> None:
+        for number in range(len(self._spans)):
+            if number not in wanted and number not in self._missing:
+                self._mapping.madvise(mmap.MADV_DONTNEED, *self._spans[number])
+                self._missing.add(number)
 
 
 class Source:
@@ -127,7 +151,7 @@ class Source:
         self,
         name: str,
         contents: Metadata,
-        shards: Mapping[str, Shard],
+        shards: Mapping[str, Bytes],
         expect: Mapping[str, Callable[[int, int], None]] | None = None,
     ) -> None:
         self.name = name
@@ -137,11 +161,18 @@ class Source:
 
 
 @contextmanager
-def open_checkpoint(path: Address, *, verify: tuple[int, int] | None = None) -> Iterator[Source]:
+def open_checkpoint(
+    path: Address,
+    *,
+    verify: tuple[int, int] | None = None,
+    stream: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Source]:
     """A checkpoint, of ours or of DCP's own; held so that nobody prunes it meanwhile, where that can be done.
 
     `verify`: read every byte of a share of the files, as one of so many ranks, before. What is not on a disk comes by
-    chunks, each verified if there is a manifest. Raises `Damaged`, OSError.
+    chunks, each verified if there is a manifest; with `stream` all does, and nothing is kept that was read.
+    Raises `Damaged`, OSError.
     """
     storage = storage_of(path.parent)
     with ExitStack() as held:
@@ -152,13 +183,17 @@ def open_checkpoint(path: Address, *, verify: tuple[int, int] | None = None) -> 
                 held.enter_context(storage.hold(path.name))
             manifest = disk.read_manifest(path)
             files = {file.name: file for file in manifest.files}
-            if verify is not None and (problems := disk.check(path, manifest)):
+            if (verify is not None or stream) and (problems := disk.check(path, manifest)):
                 raise Damaged(next(iter(problems.values())))
         names = sorted(name for name in sizes if name.endswith(disk.SHARD))
-        shards: dict[str, Shard] = {}
+        shards: dict[str, Bytes] = {}
         for name in (*names, disk.METADATA):
-            memory = storage.mapped(f"{path.name}/{name}")
-            shards[name] = memory if memory is not None else Fetched(path, files.get(name), name, sizes.get(name, 0))
+            memory = storage.mapped(f"{path.name}/{name}") if not stream else None
+            shards[name] = (
+                Fetched(path, files.get(name), name, sizes.get(name, 0), keep=not stream, progress=progress)
+                if memory is None
+                else memory
+            )
         if verify is not None:
             rank, world = verify
             for file in list(files.values())[rank::world]:
@@ -167,7 +202,7 @@ def open_checkpoint(path: Address, *, verify: tuple[int, int] | None = None) -> 
         yield Source(str(path), parse(contents[:], str(path / disk.METADATA)), shards)
 
 
-def _verify(path: Address, file: disk.File, shard: Shard) -> None:
+def _verify(path: Address, file: disk.File, shard: Bytes) -> None:
     if isinstance(shard, Fetched):
         shard.fetch(0, len(shard))
     elif problems := disk.verify_file(path, file):  # not by the mapping: an error of the disk would be a SIGBUS
@@ -179,11 +214,11 @@ def open_snapshot(places: Mapping[int, Sequence[Callable[[], Place]]], mark: Mar
     """A snapshot in memory, from wherever the shards of its ranks are. Raises `Damaged` if one is nowhere."""
     with ExitStack() as held:
         tables, expect = [], {}
-        shards: dict[str, Shard] = {}
+        shards: dict[str, Bytes] = {}
         contents = blanks = b""
         step = None
         for rank in sorted(places):
-            shard = InMemory(rank, places[rank])
+            shard = Shard(rank, places[rank])
             held.callback(shard.close)
             table, text, blank = shard.tail()
             shards[disk.shard_name(rank)] = shard
@@ -202,7 +237,7 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
     distributed = dist.is_available() and dist.is_initialized()
     try:
         targets = Targets(state, source.metadata)
-        planner = _Planner()
+        planner = Planner()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group, and that a mapping is not writable
             dcp.load(
@@ -223,7 +258,7 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
         raise ValueError(f"{source.name} cannot be loaded: {error}") from error
 
 
-class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
+class Planner(DefaultLoadPlanner):  # type: ignore[misc]
     """DCP's, which would let objects be unpickled that can do anything."""
 
     def __init__(self) -> None:
@@ -265,7 +300,7 @@ class Reader(StorageReader):  # type: ignore[misc]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         with torch.no_grad():
-            for item in plan.items:
+            for item in sorted(plan.items, key=self._place):  # as it lies there
                 self._read(item, planner)
         done: Future[None] = Future()
         done.set_result(None)
@@ -288,6 +323,10 @@ class Reader(StorageReader):  # type: ignore[misc]
             raise ValueError(f"{item.dest_index.fqn} has shape {tuple(tensor.size())}, not {tuple(target.size())}")
         target.copy_(tensor)
         planner.commit_tensor(item, target)
+
+    def _place(self, item: ReadItem) -> tuple[str, int]:
+        info = self._storage.get(item.storage_index)
+        return (info.relative_path, info.offset) if info is not None else ("", 0)
 
     def _bytes(self, item: ReadItem) -> memoryview:
         info = self._storage.get(item.storage_index)

@@ -10,6 +10,7 @@ from importlib import import_module, metadata
 COMMANDS = {
     "run": "run this node of a training job (torchrun's flags)",
     "restart": "restart a running job with the code that is on disk now",
+    "check": "check this node, or several together, and run nothing on them",
     "diagnose": "say what failed first in a job, and why, from its log directory",
     "replay": "run a journal of a coordinator through its decisions once more",
     "checkpoints": "list, verify, show and prune the checkpoints of a directory",

@@ -1,4 +1,4 @@
-"""`outlast checkpoints`: what is in a directory of checkpoints, and whether it is whole. Needs no torch."""
+"""`outlast checkpoints`: what is in a directory of checkpoints, and whether it is whole. Only `export` needs torch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,29 @@ WIDTH = 30  # characters of a progress bar
 
 
 def main(argv: Sequence[str]) -> int:
-    """`list`, `verify`, `show` or `prune`. 1 if something is damaged or missing, 2 for what cannot be understood."""
+    """What is asked for. 1 if something is damaged or missing, 2 for what cannot be understood or done."""
     parser = Parser(prog="outlast checkpoints", description="Looks after a directory of checkpoints.")
-    parser.add_argument("action", choices=["list", "verify", "show", "prune"], help="What to do.")
-    parser.add_argument("path", help="The directory that outlast.Checkpointer was given, or one checkpoint in it.")
-    parser.add_argument("--step", type=int, help="Only the checkpoint of this step.")
+    actions = ["list", "verify", "show", "prune", "export"]
+    parser.add_argument("action", choices=actions, help="What to do.")
+    parser.add_argument(
+        "path", help="What outlast.Checkpointer was given (a directory, s3://…), or one checkpoint in it."
+    )
+    parser.add_argument("out", nargs="?", help="export: the file to write.")
+    parser.add_argument("--step", type=int, help="Only the checkpoint of this step; export: this, and not the newest.")
     parser.add_argument("--keep-last", type=int, help="prune: how many of the newest to keep.")
-    args, unknown = parser.parse_known_args(argv)
+    parser.add_argument("--format", choices=["safetensors", "torch"], help="export: else by the name of the file.")
+    parser.add_argument("--part", default="", help="export: only this entry of the state, as 'model'.")
+    args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         parser.unknown(unknown[0])
     try:
+        if args.out is not None and args.action != "export":
+            raise ValueError(f"{args.action} takes one path, and not {args.out!r} as well")
         if args.action == "prune":
             return _prune(address(args.path), args.keep_last)
         chosen = _choose(address(args.path), args.step)
+        if args.action == "export":
+            return _export(chosen[0], args.out, args.format, args.part)
         return {"list": _list, "verify": _verify, "show": _show}[args.action](chosen)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"outlast checkpoints: error: {error}", file=sys.stderr)
@@ -112,6 +122,26 @@ def _prune(path: Address, keep_last: int | None) -> int:
     return 0
 
 
+def _export(chosen: Found, out: str | None, kind: str | None, part: str) -> int:
+    if out is None:
+        raise ValueError("export needs the name of the file to write")
+    from outlast.checkpoint.export import export, format_of
+
+    progress = _progress(chosen.path)
+    try:
+        left_out = export(chosen.path, Path(out), kind or format_of(Path(out)), part=part, progress=progress)
+    except Damaged as damaged:
+        print(f"outlast checkpoints: error: {damaged}: nothing was exported", file=sys.stderr)
+        return 1
+    finally:
+        progress(-1)
+    if left_out:
+        few = ", ".join(left_out[:5]) + (", …" if len(left_out) > 5 else "")
+        print(f"left out, because it is no tensor: {few}", file=sys.stderr)
+    print(f"{out}: step {chosen.step}, {_size(Path(out).stat().st_size)}")
+    return 0
+
+
 def _facts(manifest: Manifest) -> tuple[str, str, str, str]:
     when = datetime.fromtimestamp(manifest.saved_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     return str(manifest.save.step), str(manifest.save.world), _size(manifest.size), when
@@ -140,7 +170,7 @@ def _progress(path: Address) -> Callable[[int], None]:
 
     def show(size: int) -> None:
         nonlocal done
-        done += max(size, 0)
+        done = min(done + max(size, 0), total)
         bar = "█" * (WIDTH * done // total)
         text = "" if size < 0 else f"{path.name} {bar:<{WIDTH}} {done / total:4.0%}"
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -99,8 +99,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         text = f"{setting.help} ({setting.env})".replace("%", "%%")
         group.add_argument(*setting.flags, metavar="VALUE", help=text, **common)
         if setting.switch:
-            flag, means = setting.switch
-            group.add_argument(flag, nargs=0, means=means, help=f"Sets {setting.name} to {means}.", **common)
+            _, means = setting.switch
+            text = f"Sets {setting.name} to {means}."
+            group.add_argument(*setting.switches, nargs=0, means=means, help=text, **common)
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from outlast import rulebook
 from outlast.agent.extension import check_reference
+from outlast.checks.accelerator import reference_of
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
 from outlast.config import Loaded, load, nearest, truth
 from outlast.launch import Endpoint, Launch, Logs, Std
@@ -67,7 +68,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         except ValueError as error:
             raise ValueError(f"{loaded.origins['dynamic_failover_extension']} {error}") from None
     _check_verdict(loaded)
-    low, high = _nnodes(args.nnodes)
+    check_checks(loaded)
+    low, high = nnodes_of(args.nnodes)
     _check_unit(low, high, loaded)
     for flag, number in (("--max-restarts", args.max_restarts), ("--node-rank", args.node_rank or 0)):
         if not 0 <= number <= _MOST:
@@ -82,7 +84,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     job, endpoint, host, node_rank = _meeting(args, low, high)
     if endpoint.port == 0 and is_host is False:
         raise ValueError("--rdzv-conf is_host=0 needs a port in --rdzv-endpoint at which another node listens")
-    nproc = _nproc(args.nproc_per_node, environ)
+    nproc = nproc_of(args.nproc_per_node, environ)
     launch = Launch(
         job=job,
         min_nodes=low,
@@ -114,7 +116,7 @@ def _event_log_handler(name: str) -> str:
     return name
 
 
-def _nnodes(text: str) -> tuple[int, int]:
+def nnodes_of(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     if not found:
         raise ValueError(f"--nnodes must be a number of nodes or MIN:MAX, not {text!r}")
@@ -139,6 +141,18 @@ def _check_verdict(loaded: Loaded) -> None:
     place = Path(loaded.settings.verdict).absolute().parent
     if loaded.settings.verdict and not place.is_dir():
         raise ValueError(f"{loaded.origins['verdict']}: there is no directory {place}; make it, or give another path")
+
+
+def check_checks(loaded: Loaded) -> None:
+    """Raises ValueError, in one line, for what no check can use."""
+    settings = loaded.settings
+    if settings.accelerator != "auto":
+        try:
+            reference_of(settings.accelerator)
+        except ValueError as error:
+            raise ValueError(f"{loaded.origins['accelerator']} {error}") from None
+    if settings.check_path and not Path(settings.check_path).is_dir():
+        raise ValueError(f"{loaded.origins['check_path']}: there is no directory {settings.check_path}; make it first")
 
 
 def _conf(text: str) -> dict[str, str]:
@@ -241,7 +255,7 @@ def _host(flag: str, text: str) -> str:
     return host
 
 
-def _nproc(text: str, environ: Mapping[str, str]) -> int:
+def nproc_of(text: str, environ: Mapping[str, str]) -> int:
     if re.fullmatch(r"[+-]?\d+", text):
         if not 1 <= int(text) <= _MOST_WORKERS:
             raise ValueError(f"--nproc-per-node must be 1 or more and at most {_MOST_WORKERS}, not {text}")

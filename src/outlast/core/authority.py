@@ -152,6 +152,10 @@ class Authority:
         """Whether this coordinator may act now."""
         return self._answer(self._reckon, now)
 
+    def leads(self, now: float) -> bool:
+        """The same, for what leaves no trace in the journal: a replay is not asked it."""
+        return self._reckon(now)
+
     def _answer(self, question: Callable[[float], bool], now: float) -> bool:
         answer = question(now) if self.foretold is None else self._foretell()
         self.answers.append(answer)

@@ -15,28 +15,32 @@ generation at once, as ever. Constant work per answer, but for the naming.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from outlast.core.member import Member
 from outlast.messages import Halt, Halted, Rules
 
 
-def belongs_on_disk(rules: Rules) -> bool:
-    """Whether that save has to be on disk: what is in memory can be read by the ranks of the same node alone.
+def belongs_on_disk(rules: Rules, members: Iterable[Member]) -> bool:
+    """Whether that save has to be on disk. Else it is read from the memory of these members, who are still there then.
 
-    >>> belongs_on_disk(Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=1))
+    The memory of one that leaves goes with it, and its copy on another node may be late; and not all can be reached.
+    (A job of one node has nobody to read it for; when it leaves, what is in memory is written to disk in any case.)
+
+    >>> belongs_on_disk(Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=1), [])
     False
     """
-    return rules.max_nodes > 1
+    return rules.max_nodes > 1 and any(member.leaving or not member.join.keeper for member in members)
 
 
 class Change:
     """The planned changes of one generation; several at once are one. Nothing is remembered: nodes repeat it.
 
     >>> change = Change(Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=2, planned_change_timeout=20.0), 1)
-    >>> change.plan("b joined", {"a"}, now=5.0)
-    Halt(generation=1, at=0, durable=True)
+    >>> change.plan("b joined", {"a"}, durable=False, now=5.0)
+    Halt(generation=1, at=0, durable=False)
     >>> change.hear("a", Halted(at=0, able=True, passed=6))
-    Halt(generation=1, at=7, durable=True)
+    Halt(generation=1, at=7, durable=False)
     >>> change.hear("a", Halted(at=7, able=True, passed=6, sealed=7, step=70)), change.outcome(now=5.1)
     (None, 'b joined; all ranks have saved step 70')
     """
@@ -52,6 +56,7 @@ class Change:
         self._unable = self._short = False  # some come to no boundary; some have come to the end instead
         self._least = 1  # the first boundary that no rank has gone past
         self._at = 0  # the one that was named
+        self._durable = False
         self._sealed: dict[str, int | None] = {}  # who has saved there, and which step
 
     @property
@@ -71,14 +76,20 @@ class Change:
         """When it is over at the latest."""
         return self._until
 
-    def plan(self, why: str, members: Collection[str], now: float) -> Halt | None:
-        """A change, for this reason. What all members are to be told now, if it is the first."""
+    def plan(self, why: str, members: Collection[str], *, durable: bool, now: float) -> Halt | None:
+        """A change, for this reason. What all members are to be told now, if anything."""
         if why not in self._why:
             self._why.append(why)
-        if self.planned:
+        more, self._durable = durable and not self._durable, self._durable or durable
+        if not self.planned:
+            self._until = now + self._rules.planned_change_timeout
+            self._members, self._silent = set(members), set(members)
+        elif not more:
             return None
-        self._until = now + self._rules.planned_change_timeout
-        self._members, self._silent = set(members), set(members)
+        elif self._at:
+            # Some may have saved there already, in memory alone: all go on to the next one.
+            self._at += 1
+            self._least, self._sealed = self._at, {}
         return self._halt()
 
     def hear(self, node: str, halted: Halted) -> Halt | None:
@@ -125,4 +136,4 @@ class Change:
         return ""
 
     def _halt(self) -> Halt:
-        return Halt(self._generation, self._at, belongs_on_disk(self._rules))
+        return Halt(self._generation, self._at, self._durable)

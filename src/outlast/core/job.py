@@ -24,24 +24,32 @@ from msgspec.structs import replace
 from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
-from outlast.core.changes import Change
+from outlast.core.changes import Change, belongs_on_disk
+from outlast.core.check_table import summary
+from outlast.core.checks import Row
+from outlast.core.checks import Standing as Fitness
+from outlast.core.dealer import Dealer
 from outlast.core.events import (
     Asked,
     Command,
     Cordon,
     Drop,
     Event,
+    Found,
     Joined,
     Kind,
     Lost,
     Note,
+    Queried,
     Raise,
     Remember,
     Reply,
     Reported,
     Saw,
     Send,
+    Straggled,
 )
+from outlast.core.gate import Gate
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member
@@ -68,7 +76,6 @@ from outlast.messages import (
     Leaving,
     Named,
     Over,
-    Pace,
     Refuse,
     Report,
     Rules,
@@ -77,6 +84,7 @@ from outlast.messages import (
     Start,
     State,
     Stop,
+    Stride,
     Successor,
     Term,
     Wanted,
@@ -155,9 +163,11 @@ class Job:
         self._budget = Budget(rules)
         self._left_out: set[str] = set()  # places, for a while
         self._back: float | None = None  # when the next place that is left out for a while may come back
+        self._gate = Gate(rules)
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
         self._change = Change(rules)  # that is planned, in this generation
+        self._dealer = Dealer()  # of shards, to whoever asks for them
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
         self._snapshots = Snapshots()  # in the memory of the nodes
         self._last_call: float | None = None
@@ -239,18 +249,22 @@ class Job:
         """When `Tick` is due, if nothing else happens before."""
         if self.phase is Phase.OVER:
             return None
+        times: list[float | None]
         if self._powerless is not None:
             patience = self.rules.pend_timeout if self._said_powerless else self.rules.node_timeout
             times = [self._powerless + patience, self._empty]
         elif self.phase is Phase.STOPPING:
             times = [self._free, *self._ghosts.values()]
         elif self.phase is Phase.FORMING:
-            times = [self._free, self._last_call, self._pend, self._empty, self._back, *self._ghosts.values()]
+            last_call = None if self._gate.busy else self._last_call  # a check is waited for, however long it takes
+            times = [self._free, last_call, self._pend, self._empty, self._back, *self._ghosts.values()]
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
             times = [self._last_call, self._pend, self._empty, self._back]
             times += [self._inquiry.deadline(), self._change.deadline()]
+        if self._powerless is None:
+            times.append(self._gate.deadline())
         return min((t for t in times if t is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -264,12 +278,25 @@ class Job:
             self._joined(event.join, now)
         elif isinstance(event, Saw):
             self._saw(event.node, event.seen, now)
+        elif isinstance(event, Queried):
+            self._dealer.ask(event.node, event.query)
+            self.idle = True
+        elif isinstance(event, Straggled):
+            self._straggled(event, now)
+        elif isinstance(event, Found):
+            self.idle = not self._gate.take(event.node, event.findings, now)
+            if not self.idle:
+                self._settle(now)
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
             self._asked(event.ask, now)
         else:
             self._settle(now)
+        self._dealer.hurry(self._change.planned)
+        if self._dealer.waits and self.phase is Phase.RUNNING and self._authority.leads(now):
+            world = next(iter(self._roster.values())).world_size
+            self._out += [Send(node, told) for node, told in self._dealer.answers(self.generation, world)]
         return self._out
 
     # -- events
@@ -308,11 +335,12 @@ class Job:
         if join.key:
             self._supersede(join, now)
         self._learn(join, node, now)
+        self._dealer.hear(join.node, join.hands)
         r = self.rules
         self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
-        if self._snapshots.pace > 1:
-            self._send(join.node, Pace(self._snapshots.pace))  # it may have missed that
+        if self._snapshots.stride > 1:
+            self._send(join.node, Stride(self._snapshots.stride))  # it may have missed that
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
             self._note(f"node {join.name} waits as a spare", Kind.NODE)
@@ -398,6 +426,7 @@ class Job:
     def _regather(self, term: Term, charter: Charter | None, now: float) -> None:
         """Somebody else has coordinated, or tried to: begin a new term, and take the newest generation from them."""
         self.term = self._above(term)
+        self._gate.abandon()
         self._authority.renew(now)
         if charter is not None:
             self.run, self.generation = charter.run, charter.ballots[0].generation
@@ -541,6 +570,8 @@ class Job:
             self._send(name, self._charter(name, now))
         elif member and (lacking := self._calibration.lacks(report)) is not None:
             self._send(name, lacking)
+        elif (probe := self._gate.owed(name, self._nodes)) is not None:
+            self._send(name, probe)
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
@@ -568,9 +599,9 @@ class Job:
             return
         if self.phase is Phase.RUNNING:
             self._calibrate(name, node)
-            if self._snapshots.paced(name, report.pace, self._roster):
+            if self._snapshots.keeps_up(name, report.stride, self._roster):
                 for each in self._roster:
-                    self._send(each, Pace(self._snapshots.pace))
+                    self._send(each, Stride(self._snapshots.stride))
             if report.overdue is not None:
                 self._inquiry.hear(name, report.overdue)
             if report.halted is not None:
@@ -637,7 +668,8 @@ class Job:
 
     def _place(self, name: str, node: Member) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
-        if node.connected and node.clear and not node.leaving and _place_of(node.join) not in self._left_out:
+        usable = _place_of(node.join) not in self._left_out and not self._gate.is_aside(name)
+        if node.connected and node.clear and not node.leaving and usable:
             self._ready[name] = node
         else:
             self._ready.pop(name, None)
@@ -663,6 +695,8 @@ class Job:
         if self.phase is Phase.OVER:
             return
         self._place(event.node, node)
+        for name in self._gate.lose(event.node, now):
+            self._place(name, self._nodes[name])
         if not self._connected:
             self._empty = now if node.leaving else now + self.rules.empty_timeout
         why = f"node {node.name} left" if node.leaving else f"node {node.name} was lost: {event.why}"
@@ -705,6 +739,7 @@ class Job:
         for name in [name for name, until in self._ghosts.items() if now >= until]:
             self._nodes[name].until = None
             self._place(name, self._nodes[name])
+        self._examine(now)
         phase = None
         while phase is not self.phase:
             phase = self.phase
@@ -804,11 +839,12 @@ class Job:
                 self._depart(why)
         elif self._ready and len(self._unfinished) == len(self._roster):
             # Nobody has finished yet: more nodes are worth the interruption.
-            size = self._world(len(self._roster) + len(self._ready))
+            ready = self._admitted(now)
+            size = self._world(len(self._roster) + len(ready))
             if size <= len(self._roster):
                 self._last_call = None
             elif size == self._world(r.max_nodes) or self._is_due(now):
-                self._plan(f"{_names(self._ready.values())} joined", now)
+                self._plan(f"{_names(ready.values())} joined", now)
         else:
             self._last_call = None
 
@@ -830,7 +866,7 @@ class Job:
         self.phase = Phase.FORMING
         size = self._world(len(self._ready))
         if size and self._authority.settled:
-            self._form(size, now)
+            self._let_in(now, at_once=True)
 
     def _try_again(self, now: float) -> bool:
         """Workers have failed, and nobody else is to blame: do what the root's strategy says, or end the job."""
@@ -873,16 +909,110 @@ class Job:
             blamed = self._budget.blamed(self._failures, place, now)
         if not blamed:
             return ""
-        if not self._world(len(self._ready) - (home.join.node in self._ready)):
-            return f"; node {home.name} stays, for without it there are fewer than {self.rules.min_nodes}: {blamed}"
+        self._gate.doubt(home.join.node)
+        stays = self._must_stay(home, len(self._ready) - (home.join.node in self._ready), now)
+        if stays:
+            return f"; {stays}: {blamed}"
+        return f", without node {home.name} for {self._leave_out(home, blamed, now):g} s: {blamed}"
+
+    def _must_stay(self, node: Member, others: int, now: float) -> str:
+        """Why a node cannot be left out: the others are not enough, or too many are out; nothing, if it can."""
+        if not self._world(others):
+            return f"node {node.name} stays, for without it there are fewer than {self.rules.min_nodes}"
         if not self._budget.may_evict(now):
-            return f"; node {home.name} stays, for enough have gone within an hour (eviction_limit): {blamed}"
-        seconds = self._budget.exclude(place, blamed, now)
+            return f"node {node.name} stays, for enough have gone within an hour (eviction_limit)"
+        return ""
+
+    def _leave_out(self, node: Member, why: str, now: float) -> float:
+        """Do not use a node's place for a while. Returns for how long."""
+        place = _place_of(node.join)
+        seconds = self._budget.exclude(place, why, now)
         self._left_out.add(place)
         self._back = self._budget.due(now)
-        self._place(home.join.node, home)
-        self._out.append(Cordon(home.name, blamed, seconds))
-        return f", without node {home.name} for {seconds:g} s: {blamed}"
+        self._place(node.join.node, node)
+        self._out.append(Cordon(node.name, why, seconds))
+        return seconds
+
+    def _straggled(self, event: Straggled, now: float) -> None:
+        """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""
+        home = self._nodes.get(event.node)
+        if home is None or self.phase is Phase.OVER:
+            return
+        found, what = event.straggler, event.straggler.sentence(home.name)
+        if not found.lasts:
+            told = f"generation {found.generation}: {what}"
+            self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
+            return
+        runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
+        goes = self.rules.straggler == "exclude" and runs and _place_of(home.join) not in self._left_out
+        if not goes or not self._authority.acts(now):
+            return
+        if stays := self._must_stay(home, len(self._roster) + len(self._ready) - 1, now):
+            self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
+            return
+        seconds = self._leave_out(home, what, now)
+        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {what}", now)
+        self._settle(now)
+
+    # -- checks of nodes
+
+    def _let_in(self, now: float, *, at_once: bool = False) -> None:
+        """Form a generation of those that may be let in; unless `at_once`, a check of others is waited for."""
+        if self._gate.busy and not at_once:
+            return
+        size = self._world(len(self._admitted(now)))
+        if size and (at_once or not self._gate.busy):
+            self._form(size, now)
+
+    def _admitted(self, now: float) -> dict[str, Member]:
+        """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
+        if not self.rules.network_check:
+            return self._ready
+        admitted = {name: node for name, node in self._ready.items() if self._gate.admits(name, self._roster)}
+        if len(admitted) < len(self._ready) and not self._gate.busy:
+            new = [name for name in self._ready if name not in admitted]
+            self._note(f"checking {_names(self._nodes[name] for name in new)}", Kind.CHECK)
+            self._gate.begin(new, self._nodes, list(admitted), self.term.number)
+            self._examine(now)
+        return admitted
+
+    def _examine(self, now: float) -> None:
+        """Go on with the check that is under way, and do what it comes to."""
+        for name, probe in self._gate.advance(self._nodes, now):
+            self._send(name, probe)
+        result = self._gate.conclude(now)
+        if result is None:
+            return
+        for line in () if self.rules.check_only else self._gate.table.splitlines():
+            self._note(line, Kind.CHECK)
+        here = {name: row for name, row in result.rows.items() if self._nodes[name].connected}
+        for name, row in here.items():
+            if row.standing is Fitness.FAULTY:
+                self._gate.doubt(name)
+                self._leave_out(self._nodes[name], row.why, now)
+        self._last_call = now  # it took long enough
+        for name, row in here.items():
+            if row.standing is Fitness.ASIDE or (row.standing is Fitness.SLOW and self.rules.exclude_straggler):
+                self._do_without(self._nodes[name], row, now)
+        if self.rules.check_only:
+            self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
+        elif not (self._formed or self._ready) and result.of(Fitness.FAULTY):
+            self._end(False, f"no node is fit: {summary(result)}", now)
+
+    def _do_without(self, node: Member, row: Row, now: float) -> None:
+        """Leave out one that is slow, or works badly with another, as long as there are enough without it."""
+        name = node.join.node
+        if not self._world(len(self._ready) - (name in self._ready)):
+            few = f"without it there are fewer than {self.rules.min_nodes}"
+            self._note(f"node {node.name} stays, for {few}: {row.why}", Kind.CHECK)
+            self._gate.pass_(name)
+        elif row.standing is Fitness.SLOW and not self._budget.may_evict(now):
+            self._note(f"node {node.name} stays, for enough have gone within an hour (eviction_limit)", Kind.CHECK)
+        elif row.standing is Fitness.SLOW:
+            self._leave_out(node, row.why, now)
+        else:
+            self._gate.set_aside(name, row.instead)
+            self._place(name, node)
 
     def _home(self, failure: Failure) -> Member | None:
         """The member whose worker failed."""
@@ -899,12 +1029,17 @@ class Job:
         for name, node in self._nodes.items():
             place = _place_of(node.join)
             if place in before - out:
+                self._gate.doubt(name)
                 self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
             if place in before ^ out:
                 self._place(name, node)
 
     def _while_forming(self, now: float) -> None:
         size = self._world(len(self._ready))
+        if not size:
+            for name in self._gate.lift():
+                self._place(name, self._nodes[name])
+            size = self._world(len(self._ready))
         if self._empty is not None and now >= self._empty:
             self._end(False, "no node is left", now)
         elif not size:
@@ -922,7 +1057,7 @@ class Job:
         else:
             self._pend = None
             if size == self._world(self.rules.max_nodes) or self._is_due(now):
-                self._form(size, now)
+                self._let_in(now)
 
     def _is_due(self, now: float) -> bool:
         """Whether the last call is over; the first question starts it."""
@@ -932,7 +1067,7 @@ class Job:
 
     def _form(self, size: int, now: float) -> None:
         r = self.rules
-        ready = [node.candidate() for node in self._ready.values()]
+        ready = [node.candidate() for name, node in self._ready.items() if self._gate.admits(name, self._roster)]
         last = self._last_ranks()
         members = rank(choose(ready, size, last=last, infra=r.infra_ranks), last=last, infra=r.infra_ranks)
         base = self._authority.newest
@@ -998,7 +1133,8 @@ class Job:
         if self.phase is Phase.GATHERING:
             return  # it is planned when all are here: whoever wants it says so then
         self._last_call = None
-        if halt := self._change.plan(why, self._unfinished, now):
+        durable = belongs_on_disk(self.rules, (self._nodes[name] for name in self._roster))
+        if halt := self._change.plan(why, self._unfinished, durable=durable, now=now):
             self._tell_all(halt)
 
     def _halted(self, name: str, halted: Halted, now: float) -> None:
@@ -1040,6 +1176,7 @@ class Job:
     def _end(self, success: bool, reason: str, now: float) -> None:
         if self.phase is Phase.OVER:
             return
+        r = self.rules
         self.phase = Phase.OVER
         took = f"{now - self._began:.1f} s, {_count(self._formed, 'generation')}, {_count(self.restarts, 'restart')}"
         self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})", Kind.JOB)
@@ -1047,7 +1184,8 @@ class Job:
         short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
         failures = () if success else (*self._failures[:1], *short)
         tried = () if success else tuple(self._budget.tried)
-        self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried)
+        table = self._gate.table if r.check_only or not (success or self._formed) else ""
+        self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried, table=table)
         self._out.append(Remember(self.memory()))
         for name, node in self._nodes.items():
             if node.connected:
@@ -1086,7 +1224,7 @@ def _changed(old: Report, new: Report) -> bool:
         or old.known != new.known
         or old.wish != new.wish
         or old.measures != new.measures
-        or old.pace != new.pace
+        or old.stride != new.stride
         or old.overdue != new.overdue
         or old.halted != new.halted
     )

@@ -23,6 +23,7 @@ from outlast.messages import (
     Assignment,
     Charter,
     Failure,
+    Findings,
     FromCoordinator,
     Halt,
     Halted,
@@ -36,6 +37,8 @@ from outlast.messages import (
     Over,
     Overdue,
     Pace,
+    Paces,
+    Probe,
     Refuse,
     Report,
     Seen,
@@ -43,6 +46,7 @@ from outlast.messages import (
     Start,
     State,
     Stop,
+    Stride,
     Successor,
     Term,
     Wanted,
@@ -125,6 +129,13 @@ class Observed(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
 
+class Paced(msgspec.Struct, frozen=True):
+    """How the ranks here got on since the last time."""
+
+    generation: int
+    paces: tuple[Pace, ...]
+
+
 class Halting(msgspec.Struct, frozen=True):
     """How far the workers have come, which are to halt for a planned change."""
 
@@ -141,7 +152,13 @@ class Holds(msgspec.Struct, frozen=True):
 class KeepsUp(msgspec.Struct, frozen=True):
     """How many snapshots have to be left out for one that is copied, so that this node keeps up."""
 
-    pace: int
+    stride: int
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """What a check has found here."""
+
+    findings: Findings
 
 
 class NotHosted(msgspec.Struct, frozen=True):
@@ -164,9 +181,11 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Paced
     | Halting
     | Holds
     | KeepsUp
+    | Examined
     | NotHosted
     | Tick
 )
@@ -216,10 +235,16 @@ class Observe(msgspec.Struct, frozen=True):
     interrupt: bool
 
 
+class Examine(msgspec.Struct, frozen=True):
+    """Check this node."""
+
+    probe: Probe
+
+
 class Show(msgspec.Struct, frozen=True):
     """Send what was seen."""
 
-    seen: Seen
+    seen: Seen | Paces | Findings
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -235,10 +260,10 @@ class HaltWorkers(msgspec.Struct, frozen=True):
     durable: bool
 
 
-class SetPace(msgspec.Struct, frozen=True):
+class SetStride(msgspec.Struct, frozen=True):
     """Copy one in so many snapshots."""
 
-    pace: int
+    stride: int
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -269,10 +294,11 @@ Command = (
     | TakeMeasures
     | Agree
     | Observe
+    | Examine
     | Show
     | Blame
     | HaltWorkers
-    | SetPace
+    | SetStride
     | Host
     | Retire
     | Hangup
@@ -313,7 +339,7 @@ class Node:
         self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
         self._keeping = Keeping()
-        self._pace = 1
+        self._stride = 1
         self._held: tuple[Held, ...] = ()
         self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
         self._leaving = Leaving.NO
@@ -435,6 +461,9 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Paced):
+            if self._connected and self._runs(event.generation):
+                self._out.append(Show(Paces(event.generation, event.paces)))
         elif isinstance(event, Halting):
             if self._runs(event.generation) and event.halted != self._halted:
                 self._halted = event.halted
@@ -442,9 +471,13 @@ class Node:
         elif isinstance(event, Holds):
             self._holds(event.held, now)
         elif isinstance(event, KeepsUp):
-            if event.pace != self._pace:
-                self._pace = event.pace
+            if event.stride != self._stride:
+                self._stride = event.stride
                 self._tell(now)
+        elif isinstance(event, Examined):
+            if self._connected:
+                self._tell(now)  # first: the port of the next round's store is in it
+                self._out.append(Show(event.findings))
         elif isinstance(event, NotHosted):
             self.hosting = False
             self._not_before = now + self._node_timeout()
@@ -476,8 +509,11 @@ class Node:
         elif isinstance(message, Agreed):
             self._agreed = max(self._agreed, message.measures.round)
             self._out.append(Agree(message.measures.longest))
-        elif isinstance(message, Pace):
-            self._out.append(SetPace(message.pace))
+        elif isinstance(message, Stride):
+            self._out.append(SetStride(message.stride))
+        elif isinstance(message, Probe):
+            if self.clear and self._leaving is Leaving.NO and self._over is None:
+                self._out.append(Examine(message))
         elif isinstance(message, Look):
             if self._runs(message.generation):
                 self._look = message.number
@@ -725,7 +761,7 @@ class Node:
             halted=self._halted if self._runs(self.generation) else None,
             sent=now,
             held=self._held if self._acked < self._held_since else None,
-            pace=self._pace,
+            stride=self._stride,
         )
         self._out.append(Tell(report, first))
 

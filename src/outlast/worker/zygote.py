@@ -57,6 +57,11 @@ def main(descriptor: int, modules: Collection[str]) -> None:
     birth = serve(link, Beginning(modules, dict(os.environ)))
     if birth is None:
         os._exit(0)
+    if birth.get("errand"):
+        if appearance is not None:
+            appearance.call_it(f"outlast: {birth['errand']}")
+        importlib.import_module(birth["errand"]).run()
+        os._exit(0)
     if appearance is not None:
         appearance.show(birth["command"], os.environ)
 
@@ -142,6 +147,7 @@ def fork_all(
         pid = fork_for(births["agent"], descriptors[GO])
         if pid == 0:
             birth["environment"] = grown(beginning.environment, {**births["environment"], **birth["environment"]})
+            birth["errand"] = births["errand"]
             be_born(births, birth, descriptors)
             return dict(birth)
         pids.append(pid)
@@ -262,6 +268,8 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     if "threading" in sys.modules:
         sys.modules["threading"].main_thread()._set_native_id()
     settle_ranks()
+    if birth.get("errand"):
+        return
     store.await_before_asking()
     dump.install()
     last_words.install()

@@ -1,0 +1,68 @@
+"""What a check found, as a table for people: those first who did not pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outlast.core.checks import UNITS, Result, Row, Standing
+
+ROWS = 64  # of nodes; more are counted
+NAMES = 8  # in the last line
+_ORDER = [Standing.FAULTY, Standing.LOST, Standing.ASIDE, Standing.SLOW, Standing.GOOD]
+
+
+def table(result: Result) -> str:
+    """The table of a check, one line per node.
+
+    >>> print(table(Result({"a": Row("node-0", Standing.GOOD, figures={"compute": 88.0})}, 1, ())))
+    node    verdict  compute GFLOP/s
+    node-0  good     88.0
+    1 node checked in 1 round: 1 good
+    """
+    rows = sorted(result.rows.values(), key=lambda row: (_ORDER.index(row.standing), row.node))
+    columns = [name for name in UNITS if any(name in row.figures for row in rows)]
+    said = any(_remark(row) for row in rows[:ROWS])
+    lines = [["node", "verdict", *(f"{name} {UNITS[name]}" for name in columns), *["remarks"] * said]]
+    for row in rows[:ROWS]:
+        figures = [_figure(row.figures[name]) if name in row.figures else "-" for name in columns]
+        lines.append([row.node, row.standing.value, *figures, *[_remark(row)] * said])
+    text = _aligned(lines)
+    more = [f"and {len(rows) - ROWS} more nodes"] if len(rows) > ROWS else []
+    sizes = [line for row in rows[:ROWS] if (line := _sizes(row))]
+    return "\n".join([*text, *more, *sizes, *(f"note: {each}" for each in result.warnings), summary(result)])
+
+
+def summary(result: Result) -> str:
+    """In one line, how many passed.
+
+    >>> summary(Result({"a": Row("a", Standing.GOOD), "b": Row("b", Standing.FAULTY)}, 2, ()))
+    '2 nodes checked in 2 rounds: 1 faulty (b), 1 good'
+    """
+    parts = []
+    for standing in _ORDER:
+        names = sorted(row.node for row in result.rows.values() if row.standing is standing)
+        if names:
+            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+            named = f" ({', '.join(names[:NAMES])}{more})" if standing is not Standing.GOOD else ""
+            parts.append(f"{len(names)} {standing.value}{named}")
+    nodes, rounds = len(result.rows), result.rounds
+    return f"{nodes} node{'s' * (nodes != 1)} checked in {rounds} round{'s' * (rounds != 1)}: {', '.join(parts)}"
+
+
+def _remark(row: Row) -> str:
+    return "; ".join([*([row.why] if row.why else []), *row.warnings])
+
+
+def _sizes(row: Row) -> str:
+    """What --comm-perf-test has measured, beside the columns."""
+    others = [f"{name} {_figure(value)}" for name, value in row.figures.items() if name not in UNITS]
+    return f"{row.node}, GB/s: {', '.join(others)}" if others else ""
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _aligned(lines: list[list[str]]) -> Iterable[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

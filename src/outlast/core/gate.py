@@ -1,0 +1,141 @@
+"""Who may take part: with `--network-check`, only nodes that have passed a check, and those that run already.
+
+One check at a time, of all that are new or have come into doubt; nobody else is disturbed. Those that have passed, and
+have nothing else to do, help. What a check comes to is carried out by the job: this only keeps the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from outlast.core.check_table import table
+from outlast.core.checks import Examination, Result, Standing
+from outlast.core.member import Member
+from outlast.core.pairing import Group
+from outlast.messages import Findings, Probe, Rules
+
+Probes = Iterator[tuple[str, Probe]]
+
+
+class Gate:
+    """The checks of one job.
+
+    >>> gate = Gate(Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=2, network_check=True))
+    >>> gate.admits("a", roster={}), gate.admits("b", roster={"b"})
+    (False, True)
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.table = ""  # of the last check
+        self._check: Examination | None = None
+        self._term = 0
+        self._number = 0
+        self._passed: set[str] = set()
+        self._doubted: set[str] = set()
+        self._aside: dict[str, str] = {}  # nodes that are not used for now, and those that they do not work with
+        self._figures: dict[str, Mapping[str, float]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a check is under way."""
+        return self._check is not None
+
+    def admits(self, name: str, roster: Collection[str]) -> bool:
+        """Whether this node may be let in, as far as checks say."""
+        if not self._rules.network_check or name in self._passed:
+            return True
+        return name in roster and name not in self._doubted
+
+    def is_aside(self, name: str) -> bool:
+        return name in self._aside
+
+    def doubt(self, name: str) -> None:
+        """A node is to be checked again before it is used again."""
+        self._passed.discard(name)
+        self._doubted.add(name)
+
+    def begin(self, nodes: Sequence[str], members: Mapping[str, Member], partners: Sequence[str], term: int) -> None:
+        """Check these; the first probes come from `advance`."""
+        self._term = term
+        self._check = Examination(
+            self._number + 1,
+            nodes,
+            names={name: members[name].name for name in (*nodes, *partners)},
+            partners=partners,
+            history={name: self._figures[name] for name in self._figures if name not in nodes},
+            behind=lambda name: members[name].behind or 0.0,
+            factor=self._rules.slow_node_factor,
+            limit=self._rules.node_check_timeout,
+        )
+
+    def advance(self, members: Mapping[str, Member], now: float) -> Probes:
+        """The probes of the next round, if it is time for one."""
+        groups = self._check.advance(now) if self._check is not None else None
+        for group in groups or ():
+            yield from self._probes(group, members)
+
+    def owed(self, name: str, members: Mapping[str, Member]) -> Probe | None:
+        """What a node has not answered yet: it may not have heard of it."""
+        group = self._check.owes(name) if self._check is not None else None
+        return dict(self._probes(group, members))[name] if group is not None else None
+
+    def take(self, name: str, findings: Findings, now: float) -> bool:
+        """An answer; False for one that nobody waits for."""
+        return self._check is not None and findings.term == self._term and self._check.take(name, findings, now)
+
+    def lose(self, name: str, now: float) -> list[str]:
+        """A node has gone. Returns those that were set aside because of it: they may be used again."""
+        if self._check is not None:
+            self._check.lose(name, now)
+        self._figures.pop(name, None)
+        self._aside.pop(name, None)
+        return self._lift([node for node, other in self._aside.items() if other == name])
+
+    def lift(self) -> list[str]:
+        """There are too few others: use those that were set aside."""
+        return self._lift(list(self._aside))
+
+    def deadline(self) -> float | None:
+        return self._check.deadline() if self._check is not None else None
+
+    def abandon(self) -> None:
+        """Another coordinator may have let nodes in meanwhile: nothing of this check counts."""
+        self._check = None
+
+    def conclude(self, now: float) -> Result | None:
+        """What the check has come to, once it is over. Those who passed may be let in."""
+        if self._check is None or self._check.advance(now) is not None:
+            return None
+        result, self._number = self._check.result(), self._check.number
+        self._check = None
+        self.table = table(result)
+        for name in (*result.of(Standing.GOOD), *result.of(Standing.SLOW)):
+            self.pass_(name)
+            self._figures[name] = result.rows[name].figures
+        return result
+
+    def pass_(self, name: str) -> None:
+        """Let this one in."""
+        self._passed.add(name)
+        self._doubted.discard(name)
+
+    def set_aside(self, name: str, other: str) -> None:
+        """Do not use this one for now."""
+        self._aside[name] = other
+
+    def _lift(self, nodes: list[str]) -> list[str]:
+        for node in nodes:
+            del self._aside[node]
+            self.pass_(node)
+        return nodes
+
+    def _probes(self, group: Group, members: Mapping[str, Member]) -> Probes:
+        assert self._check is not None
+        joins = [members[name].join for name in group]
+        size, first = sum(join.nproc for join in joins), 0
+        port = members[group[0]].report.store_port
+        for join in joins:
+            limit, perf = self._rules.node_check_timeout, self._rules.comm_perf_test
+            yield join.node, Probe(self._term, self._check.number, first, size, joins[0].addr, port, limit, perf)
+            first += join.nproc
