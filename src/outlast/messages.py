@@ -321,6 +321,7 @@ class Keeping(msgspec.Struct, frozen=True, array_like=True):
 
     partner: Holder | None = None  # whose memory takes a copy of what is taken here
     snapshots: tuple[Snapshot, ...] = ()  # that can be restored from memory, the newest first
+    stride: Count = 1  # see `Stride`
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -343,6 +344,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     halted: Halted | None = None  # while a change is planned
     sent: Time = 0.0  # by the clock of the agent
     held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
+    stride: Count = 1  # that this node can keep up with
 
 
 # -- shards: what workers ask, and what their agent remembers of the answers (core/dealer.py, core/hand.py)
@@ -671,6 +673,12 @@ class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
     durable: bool = True  # and have it written to disk
 
 
+class Stride(msgspec.Struct, frozen=True, array_like=True, tag="stride"):
+    """One in so many snapshots, a power of two, is copied to other nodes: the same ones on all nodes."""
+
+    stride: Count
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Stop every worker up to this generation, and never start one of them again."""
 
@@ -709,6 +717,7 @@ FromCoordinator = (
     | Probe
     | Look
     | Named
+    | Stride
     | Halt
     | Stop
     | Over

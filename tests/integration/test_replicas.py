@@ -72,6 +72,7 @@ def test_the_loss_of_a_node_costs_nothing_that_was_saved(
     three[lost].kill()
     left = [node for node in nodes if node.host is not three[lost]]
     for node in left:
+        node.agent.wait_for("generation .* every worker here has finished|error", LONG, anywhere=True)
         assert node.agent.wait(LONG) == 0, node.agent.output
     told = "".join(node.agent.output for node in left)
     assert "step 3 is restored from memory" in told
@@ -96,6 +97,7 @@ def test_a_damaged_copy_is_named_and_a_new_node_goes_on_from_the_one_before(
         file.write(bytes([byte ^ 1]))
     new = job.start(second.host)  # with nothing in its memory
     for node in (first, new):
+        node.agent.wait_for("generation .* every worker here has finished|error", LONG, anywhere=True)
         assert node.agent.wait(LONG) == 0, node.agent.output
     told = first.agent.output + new.agent.output
     assert re.search(r"is damaged in chunk 0; trying the one before it", told)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from outlast.agent.memory import held
-from outlast.agent.sending import Sending, _Overwritten, send
+from outlast.agent.sending import Sending, Stride, _Overwritten, send
 from outlast.agent.serving import Serving
 from outlast.certificate import server_side
 from outlast.checkpoint import arena as arenas
@@ -227,6 +227,33 @@ def test_with_tls_the_proof_covers_the_certificate(worker: Arena, host: Callable
     elsewhere = host("elsewhere", tls=(context, b"of another certificate"))
     with pytest.raises(WrongToken):
         dial("127.0.0.1", elsewhere.port, KEY, tls=True)
+
+
+def test_copies_that_do_not_arrive_in_time_ask_for_a_slower_pace_and_easy_ones_for_a_faster() -> None:
+    stride = Stride()
+    assert [stride.sent(in_time=True, one_in=1, easily=True) for _ in range(40)] == [1] * 40
+    assert stride.sent(in_time=False, one_in=1) == 2
+    assert stride.sent(in_time=False, one_in=2) == 2  # it had to wait for the one before
+    assert stride.sent(in_time=False, one_in=2) == 4
+    assert [stride.sent(in_time=True, one_in=4) for _ in range(40)] == [4] * 40  # in time, but hardly
+    told = [stride.sent(in_time=True, one_in=4, easily=True) for _ in range(16)]
+    assert told == [4] * 15 + [2]
+
+
+def test_all_nodes_copy_the_same_snapshots_at_a_pace(worker: Arena, host: Callable[..., Host], tmp_path: Path) -> None:
+    there = host("there")
+    (tmp_path / "here" / arenas.STRIDE_FILE).parent.mkdir(mode=0o700, exist_ok=True)
+    (tmp_path / "here" / arenas.STRIDE_FILE).write_text("2")
+    sending = Sending(tmp_path / "here", KEY)
+    sending.partner(("127.0.0.1", there.port))
+    for sequence, left in ((2, [2]), (3, [2]), (4, [2, 4])):
+        fill(worker, sequence, mark(2))
+        there.news.clear()
+        sending.look()
+        if sequence % 2 == 0:
+            assert there.news.wait(SOON)
+        assert there.copies() == {0: left}
+    sending.partner(None)
 
 
 def test_each_newest_snapshot_is_sent_and_a_new_partner_gets_what_there_is(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from outlast.core.events import Joined, Lost, Reported, Send, Tick
 from outlast.core.job import Job
-from outlast.core.node import Cleared, Connected, Holds, Node, Received, StartWorkers, Tell
+from outlast.core.node import Cleared, Connected, Holds, KeepsUp, Node, Received, SetStride, StartWorkers, Tell
 from outlast.core.snapshots import Snapshots, partners
 from outlast.messages import (
     Ack,
@@ -24,6 +24,7 @@ from outlast.messages import (
     Standing,
     Start,
     State,
+    Stride,
     Term,
     Welcome,
 )
@@ -80,6 +81,19 @@ def test_shards_that_do_not_belong_together_make_no_snapshot() -> None:
     assert steps(snapshots, "a", "b") == []  # of a directory that nobody knows
 
 
+def test_all_copy_at_the_pace_of_the_slowest() -> None:
+    snapshots = Snapshots()
+    assert not snapshots.keeps_up("a", 1, "abc")
+    assert snapshots.keeps_up("b", 4, "abc")
+    assert not snapshots.keeps_up("c", 2, "abc")
+    assert snapshots.stride == 4
+    assert snapshots.keeps_up("b", 1, "abc")
+    assert snapshots.stride == 2
+    snapshots.forget("c")
+    assert snapshots.keeps_up("a", 1, "ab")
+    assert snapshots.stride == 1
+
+
 def test_partners_are_on_other_hosts_and_listen() -> None:
     one_host = {"a": ("10.0.0.1", 1), "b": ("10.0.0.1", 2)}
     assert partners(one_host) == {}
@@ -97,12 +111,15 @@ class Told:
         self.job = Job(RULES, 0.0, **more)
         self.now = 0.0
         self.starts: dict[str, Start] = {}
+        self.strides: dict[str, int] = {}
 
     def feed(self, event: Any, seconds: float = 0.01) -> None:
         self.now += seconds
         for command in self.job.handle(event, self.now):
             if isinstance(command, Send) and isinstance(command.message, Start):
                 self.starts[command.node] = command.message
+            elif isinstance(command, Send) and isinstance(command.message, Stride):
+                self.strides[command.node] = command.message.stride
 
     def join(self, name: str, report: Report, **more: Any) -> None:
         place = {"nproc": 1, "role": "default", "job": "j", "entrypoint": "t.py", "nnodes": (2, 3)}
@@ -126,14 +143,16 @@ def test_the_next_generation_is_told_the_newest_snapshot_that_those_who_are_left
     assert told.starts["c"].keeping == Keeping(Holder(*HERE["a"]))
     for name in "abc":
         told.feed(Reported(name, report(2, generation=first, clear=False)))
+    told.feed(Reported("b", report(3, generation=first, clear=False, stride=2)))
+    assert told.strides == dict.fromkeys("abc", 2)
     told.feed(Lost("c", "gone", ended=True))
     told.feed(Reported("a", report(3, generation=first, held=(held(2, 0, replicas=(2,)), held(1, 0, replicas=(2,))))))
-    told.feed(Reported("b", report(3, generation=first, held=(held(1, 1, replicas=(0,)),))))
+    told.feed(Reported("b", report(4, generation=first, stride=2, held=(held(1, 1, replicas=(0,)),))))
     told.feed(Tick(), 1.0)
     keeping = told.starts["a"].keeping
     assert told.starts["a"].assignment.generation > first
     assert [each.step for each in keeping.snapshots] == [10]
-    assert keeping.partner == Holder(*HERE["b"])
+    assert (keeping.partner, keeping.stride) == (Holder(*HERE["b"]), 2)
     assert told.starts["b"].keeping.snapshots == keeping.snapshots
 
 
@@ -153,6 +172,9 @@ def test_a_node_tells_what_it_holds_until_it_is_heard_and_again_to_another_coord
     assert said(node.handle(Cleared(1), 0.2)) == [(held(1, 0),)]
     assert said(node.handle(Holds((held(1, 0, replicas=(2,)),)), 0.3)) == [(held(1, 0, replicas=(2,)),)]
     assert said(node.handle(Holds((held(1, 0, replicas=(2,)),)), 0.4)) == []
+    (told,) = [c.report.stride for c in node.handle(KeepsUp(4), 0.4) if isinstance(c, Tell)]
+    assert told == 4
+    assert SetStride(2) in node.handle(Received(Stride(2)), 0.4)
     newest = node._seq
     node.handle(Received(Ack(newest, 1)), 0.5)
     assert node.deadline() is not None

@@ -62,6 +62,7 @@ from outlast.core.node import (
     Hangup,
     Holds,
     Host,
+    KeepsUp,
     Lease,
     Leave,
     Measured,
@@ -71,6 +72,7 @@ from outlast.core.node import (
     Paced,
     Received,
     Retire,
+    SetStride,
     Show,
     StartWorkers,
     StopWorkers,
@@ -140,7 +142,11 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
         self._keeper = Keeper(
-            place, linger=settings.snapshot_linger, level=settings.log_level, line=self._line_to_other_keepers()
+            place,
+            linger=settings.snapshot_linger,
+            level=settings.log_level,
+            line=self._line_to_other_keepers(),
+            keeps_up=lambda stride: self._feed(KeepsUp(stride)),
         )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
@@ -358,6 +364,8 @@ class Agent:
             if self._watch is not None:
                 self._watch.halt(command.at, command.durable)
                 self._halting()
+        elif isinstance(command, SetStride):
+            self._keeper.set_stride(command.stride)
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):

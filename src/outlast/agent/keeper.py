@@ -25,6 +25,7 @@ from outlast.agent import keeper_process, memory
 from outlast.agent.keeper_process import COMPLETE, ENDED, LOOK, NETWORK, OVER, PARTNER, Complete, Network
 from outlast.agent.pidfd import pidfd_open
 from outlast.agent.place import Place
+from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import shards
 from outlast.checkpoint.arena import make_private
 from outlast.checkpoint.channel import key_of
@@ -91,7 +92,15 @@ class Keeper:
     await keeper.close()     # when this node is done: all that is to be on disk is, and the memory is given back
     """
 
-    def __init__(self, place: Place, *, linger: float, level: str, line: Line | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        *,
+        linger: float,
+        level: str,
+        line: Line | None = None,
+        keeps_up: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.arena = arena_of(place)
         self._command = [
@@ -99,6 +108,8 @@ class Keeper:
             *(place.key, str(linger), level),
         ]
         self._line = line
+        self._keeps_up = keeps_up  # called with the stride that it can keep
+        self._said = b""
         self._partner: tuple[str, int] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
@@ -121,6 +132,7 @@ class Keeper:
 
         `address` is this node's own. Returns the host of the node that gets the copies; "" if none does.
         """
+        self.set_stride(keeping.stride)
         line, partner = self._line, keeping.partner
         self._partner = (partner.addr, partner.port) if partner is not None and line is not None else None
         if line is None or not line.replicas:
@@ -135,12 +147,22 @@ class Keeper:
             self._complete(keeping.snapshots[0], (address, self.port))
         return self._partner[0] if self._partner is not None else ""
 
+    def set_stride(self, stride: int) -> None:
+        """Only one in so many snapshots is copied from now on: told to the workers, who keep those, and the keeper."""
+        if self.arena.exists() and stride != arenas.stride(self.arena):
+            with suppress(OSError):
+                self._leave(arenas.STRIDE_FILE, b"%d" % stride)
+
     def _hand_out(self, agreed: Agreed) -> None:
         make_private(self.arena)
-        draft = self.arena / f"{shards.FILE}.{os.getpid()}"
+        self._leave(shards.FILE, msgspec.json.encode(agreed))
+
+    def _leave(self, name: str, text: bytes) -> None:
+        """Leave a file in the arena, for whoever looks."""
+        draft = self.arena / f"{name}.{os.getpid()}"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(agreed))
-        draft.rename(self.arena / shards.FILE)
+            file.write(text)
+        draft.rename(self.arena / name)
 
     def _complete(self, snapshot: Snapshot, me: tuple[str, int]) -> None:
         """If a node is lost, what all go on from is written to disk: its shards by the first who has a copy of each."""
@@ -194,7 +216,7 @@ class Keeper:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 start_new_session=True,
                 bufsize=0,
                 pass_fds=[self._line.listener.fileno()] if self._line is not None else [],
@@ -206,7 +228,11 @@ class Keeper:
             self._end()
             return False
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         os.set_blocking(self._process.stdin.fileno(), False)
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._said = b""
+        self._loop.add_reader(self._process.stdout.fileno(), self._hear, self._process.stdout.fileno())
         self._loop.add_reader(self._pidfd, self._exited)
         return True
 
@@ -216,6 +242,16 @@ class Keeper:
             network = Network(self._line.listener.fileno(), self._line.key, self._line.tls)
             self._tell(NETWORK + msgspec.json.encode(network))
             self._tell(PARTNER + msgspec.json.encode(self._partner))
+
+    def _hear(self, stream: int) -> None:
+        """The keeper says what it can keep up with."""
+        with suppress(BlockingIOError):
+            chunk = os.read(stream, 4096)
+            if not chunk:
+                self._loop.remove_reader(stream)
+            *lines, self._said = (self._said + chunk).split(b"\n")
+            for line in lines:
+                self._keeps_up(int(line))
 
     def _exited(self) -> None:
         assert self._process is not None
@@ -237,6 +273,9 @@ class Keeper:
             self._pidfd = -1
         if self._process is not None:
             assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._loop.remove_reader(self._process.stdout.fileno())
+            self._process.stdout.close()
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()

@@ -176,7 +176,7 @@ class Ear:
                 log.error("no other node gets or gives snapshots here, for there is no certificate: %s", error)
                 return
             Serving(self._directory, socket.socket(fileno=network.listener), network.key, tls=context)
-            self._sending = Sending(self._directory, network.key, tls=network.tls is not None)
+            self._sending = Sending(self._directory, network.key, tls=network.tls is not None, keeps_up=keeps_up)
         elif word.startswith(PARTNER):
             if self._sending is not None:
                 self._sending.partner(msgspec.json.decode(word[len(PARTNER) :], type=tuple[str, int] | None))
@@ -184,6 +184,12 @@ class Ear:
             if self._sending is not None:
                 self._sending.look()
             self._words.put(word)
+
+
+def keeps_up(stride: int) -> None:
+    """Tell the agent, if it is still there, one in how many snapshots can be copied in time."""
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), b"%d\n" % stride)
 
 
 def linger(directory: Path, key: str, seconds: float) -> None:

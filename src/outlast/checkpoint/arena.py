@@ -40,6 +40,7 @@ import xxhash
 from outlast.checkpoint.format import CHUNK, Save
 
 VARIABLE = "OUTLAST_ARENA"
+STRIDE_FILE = "stride"  # a file in the arena: one in so many snapshots is copied to another node
 PARTNER = "OUTLAST_PARTNER"  # the host of the node that gets a copy of each snapshot; none: nobody does
 VERSION = 1
 MAGIC = int.from_bytes(b"OLARENA\0", "little")
@@ -452,6 +453,18 @@ def _files(directory: Path, name: str | None = None, *, replicas: bool = False) 
 
 def _hash(body: bytes) -> int:
     return xxhash.xxh3_64_intdigest(body) or 1  # 0 is "not sealed"
+
+
+def stride(directory: Path) -> int:
+    """One in how many snapshots is copied to another node."""
+    with suppress(OSError, ValueError):
+        return max(1, int((directory / STRIDE_FILE).read_bytes()))
+    return 1
+
+
+def is_copied(ticket: Ticket, one_in: int) -> bool:
+    """Whether it is the turn of this snapshot: the same on all nodes."""
+    return ticket.save.sequence % one_in == 0
 
 
 def has_room(directory: Path, size: int) -> bool:

@@ -79,7 +79,7 @@ class Checkpointer:
         self._origin = ""
         self._sequence = 0
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
-        self._before: Mark | None = None  # nor should this be, while the newest is on its way to another node
+        self._copied: list[Mark] = []  # nor should the last two that are copied to another node: one is on its way
         self._furnished: dict[int, Furnished] = {}  # by inode of the slot
         # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
         place = os.environ.get(VARIABLE)
@@ -223,9 +223,8 @@ class Checkpointer:
         self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool, later: frozenset[int]
     ) -> bool:
         keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
-        also = {self._before} if self._replicated and self._before is not None else set()
         with ExitStack() as taken:
-            slot = taken.enter_context(self._memory().take(layout.size, keep, also))
+            slot = taken.enter_context(self._memory().take(layout.size, keep, self._copied))
             slot.begin()
             left = layout.fill(slot, self._places(slot, layout), values, later)
             if left is None:
@@ -241,7 +240,9 @@ class Checkpointer:
     def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
         with taken:
             slot.seal(ticket)
-        self._newest, self._before = ticket.mark, self._newest
+        self._newest = ticket.mark
+        if self._replicated and self._place is not None and arenas.is_copied(ticket, arenas.stride(self._place)):
+            self._copied = [*self._copied[-1:], ticket.mark]
         self._writer().sealed(slot, ticket)
 
     def _land(self) -> None:

@@ -84,6 +84,7 @@ from outlast.messages import (
     Start,
     State,
     Stop,
+    Stride,
     Successor,
     Term,
     Wanted,
@@ -338,6 +339,8 @@ class Job:
         r = self.rules
         self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
+        if self._snapshots.stride > 1:
+            self._send(join.node, Stride(self._snapshots.stride))  # it may have missed that
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
             self._note(f"node {join.name} waits as a spare", Kind.NODE)
@@ -596,6 +599,9 @@ class Job:
             return
         if self.phase is Phase.RUNNING:
             self._calibrate(name, node)
+            if self._snapshots.keeps_up(name, report.stride, self._roster):
+                for each in self._roster:
+                    self._send(each, Stride(self._snapshots.stride))
             if report.overdue is not None:
                 self._inquiry.hear(name, report.overdue)
             if report.halted is not None:
@@ -1218,6 +1224,7 @@ def _changed(old: Report, new: Report) -> bool:
         or old.known != new.known
         or old.wish != new.wish
         or old.measures != new.measures
+        or old.stride != new.stride
         or old.overdue != new.overdue
         or old.halted != new.halted
     )

@@ -46,6 +46,7 @@ from outlast.messages import (
     Start,
     State,
     Stop,
+    Stride,
     Successor,
     Term,
     Wanted,
@@ -148,6 +149,12 @@ class Holds(msgspec.Struct, frozen=True):
     held: tuple[Held, ...]
 
 
+class KeepsUp(msgspec.Struct, frozen=True):
+    """How many snapshots have to be left out for one that is copied, so that this node keeps up."""
+
+    stride: int
+
+
 class Examined(msgspec.Struct, frozen=True):
     """What a check has found here."""
 
@@ -177,6 +184,7 @@ Event = (
     | Paced
     | Halting
     | Holds
+    | KeepsUp
     | Examined
     | NotHosted
     | Tick
@@ -252,6 +260,12 @@ class HaltWorkers(msgspec.Struct, frozen=True):
     durable: bool
 
 
+class SetStride(msgspec.Struct, frozen=True):
+    """Copy one in so many snapshots."""
+
+    stride: int
+
+
 class Host(msgspec.Struct, frozen=True):
     """No coordinator can be reached, and it is this node's turn: start one, of this term."""
 
@@ -284,6 +298,7 @@ Command = (
     | Show
     | Blame
     | HaltWorkers
+    | SetStride
     | Host
     | Retire
     | Hangup
@@ -324,6 +339,7 @@ class Node:
         self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
         self._keeping = Keeping()
+        self._stride = 1
         self._held: tuple[Held, ...] = ()
         self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
         self._leaving = Leaving.NO
@@ -454,6 +470,10 @@ class Node:
                 self._tell(now)
         elif isinstance(event, Holds):
             self._holds(event.held, now)
+        elif isinstance(event, KeepsUp):
+            if event.stride != self._stride:
+                self._stride = event.stride
+                self._tell(now)
         elif isinstance(event, Examined):
             if self._connected:
                 self._tell(now)  # first: the port of the next round's store is in it
@@ -489,6 +509,8 @@ class Node:
         elif isinstance(message, Agreed):
             self._agreed = max(self._agreed, message.measures.round)
             self._out.append(Agree(message.measures.longest))
+        elif isinstance(message, Stride):
+            self._out.append(SetStride(message.stride))
         elif isinstance(message, Probe):
             if self.clear and self._leaving is Leaving.NO and self._over is None:
                 self._out.append(Examine(message))
@@ -739,6 +761,7 @@ class Node:
             halted=self._halted if self._runs(self.generation) else None,
             sent=now,
             held=self._held if self._acked < self._held_since else None,
+            stride=self._stride,
         )
         self._out.append(Tell(report, first))
 

@@ -36,6 +36,8 @@ class Snapshots:
     """
 
     def __init__(self) -> None:
+        self.stride = 1  # one in so many snapshots is copied
+        self._strides: dict[str, int] = {}  # that each node can keep up with
         self._held: dict[str, tuple[Held, ...]] = {}
         self._generation = 0  # that the following are of
         self._offered: tuple[Snapshot, ...] = ()
@@ -48,9 +50,22 @@ class Snapshots:
         self._held[node] = held
         return True
 
+    def keeps_up(self, node: str, stride: int, roster: Iterable[str]) -> bool:
+        """A member says what it can keep up with. Returns whether that changes what all do.
+
+        All have to copy the same snapshots, or there would be none of which all copies are there. Powers of two, so
+        that what is copied with the larger of two is copied with the other as well, and nobody has to change over at
+        the same moment.
+        """
+        self._strides[node] = stride
+        slowest = max((self._strides.get(each, 1) for each in roster), default=1)
+        changed, self.stride = slowest != self.stride, slowest
+        return changed
+
     def forget(self, node: str) -> None:
         """A node is gone, and its memory with it."""
         self._held.pop(node, None)
+        self._strides.pop(node, None)
 
     def keeping(
         self, node: str, generation: int, roster: Mapping[str, Assignment], nodes: Mapping[str, Member]
@@ -61,9 +76,10 @@ class Snapshots:
             here = {name: each.join for name, each in nodes.items() if each.connected and not each.leaving}
             reachable = {name: (join.addr, join.keeper) for name, join in here.items()}
             order = sorted(roster, key=lambda each: roster[each].group_rank)
+            self.stride = max((self._strides.get(each, 1) for each in roster), default=1)
             self._partners = partners({name: reachable[name] for name in order if name in reachable})
             self._offered = self.whole(reachable) if len(roster) <= MOST_HOLDERS else ()
-        return Keeping(self._partners.get(node), self._offered)
+        return Keeping(self._partners.get(node), self._offered, self.stride)
 
     def whole(self, reachable: Mapping[str, tuple[str, int]]) -> tuple[Snapshot, ...]:
         """The newest snapshots of which every shard is on one of these nodes (address and port of their keepers)."""
