@@ -6,6 +6,10 @@ begins, when its imports are done, when the process group stands and when the fi
 shows where the time goes. The floor is fork_alone.py; the peers (--peers) are in peers.py.
 
     python benchmarks/recovery.py [--quick] [--peers]
+
+With --state GIB the training has a state of that size, and its first step comes after it has that back, whole: Outlast
+takes a snapshot after every step and restores it from memory, the others torch.save it after every 20th step and
+torch.load it from the page cache.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ marks.append(time.monotonic())
 model = DistributedDataParallel(torch.nn.Linear(64, 64, device=device))
 optimizer = torch.optim.AdamW(model.parameters())
 life, first = os.environ["TORCHELASTIC_RESTART_COUNT"], True
+# restore
 while True:
     optimizer.zero_grad()
     model(torch.randn(32, 64, device=device)).square().mean().backward()
@@ -58,8 +63,46 @@ while True:
         with open(draft, "w") as file:
             file.write(" ".join(map(str, [os.getpid(), *marks])))
         os.rename(draft, f"{sys.argv[1]}/{life}-{dist.get_rank()}")
+    # save
     time.sleep(0.01)
 """
+
+RESTORE = """
+pieces = {str(n): torch.full((int(GIB * 2**24),), float(n)) for n in range(16)}
+state, path, step = {"model": model, "optim": optimizer, **pieces}, f"{sys.argv[1]}/state", 0
+ours = "OUTLAST_ARENA" in os.environ
+if ours:
+    import outlast
+    checkpointer = outlast.Checkpointer(path)
+    step = checkpointer.restore(state)
+    pieces = {name: state[name] for name in pieces}
+elif os.path.exists(path):
+    saved = torch.load(path, mmap=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optim"])
+    for name, piece in pieces.items():
+        piece.copy_(saved["pieces"][name])
+    step = saved["step"]
+assert all(piece[-1] == int(name) + step for name, piece in pieces.items()), "this is not what was saved"
+"""
+SAVE = """
+    step += 1
+    for piece in pieces.values():
+        piece[-1] += 1
+    if ours:
+        checkpointer.save(step, state)
+    elif dist.get_rank() == 0 and step % 20 == 1:
+        now = {"model": model.state_dict(), "optim": optimizer.state_dict(), "pieces": pieces, "step": step}
+        torch.save(now, path + ".draft")
+        os.rename(path + ".draft", path)
+"""
+
+
+def script(gib: float) -> str:
+    """The training, with a state of this size, if any."""
+    if not gib:
+        return SCRIPT
+    return SCRIPT.replace("# restore", RESTORE.replace("GIB", str(gib))).replace("    # save", SAVE)
 
 
 class Marks(NamedTuple):
@@ -77,6 +120,7 @@ class Contender(NamedTuple):
 
     argv: Callable[[int, int, Path], list[str]]
     ready: str = ""  # a line of its log that has to be there before the first kill
+    again: str = ""  # one that has to be there once more before every kill
 
 
 def contenders(place: Path | None) -> dict[str, Contender]:
@@ -98,6 +142,9 @@ def contenders(place: Path | None) -> dict[str, Contender]:
         "outlast, --warm-start off": Contender(here("outlast", "--warm-start=off")),
         "torchrun": Contender(here("torchrun")),
     }
+    if Path("/dev/nvidiactl").exists():
+        spares = here("outlast", "--ft-log-level=debug", "--warm-cuda=on")
+        found["outlast, --warm-cuda"] = Contender(spares, again="spare workers are ready")
     if place is not None:
         found |= _peers(place)
     return found
@@ -127,27 +174,36 @@ def _script(place: Path) -> list[str]:
 
 
 @contextmanager
-def job(contender: Contender, nproc: int, kills: int, place: Path) -> Iterator[tuple[Run, list[Marks]]]:
+def job(
+    contender: Contender, nproc: int, kills: int, place: Path, text: str = SCRIPT
+) -> Iterator[tuple[Run, list[Marks]]]:
     """The job, once it trains and is ready for its first loss, with its workers."""
-    (place / "train.py").write_text(SCRIPT)
+    (place / "train.py").write_text(text)
     with Run(contender.argv(nproc, kills, place), log=place / "log") as run:
         until(lambda: bool(_since(0, place, nproc)), timeout=PATIENCE, runs=[run], what="first step")
         until(lambda: contender.ready in run.log.read_text(errors="replace"), timeout=PATIENCE, what=contender.ready)
         yield run, _since(0, place, nproc)
 
 
-def recoveries(contender: Contender, nproc: int, kills: int) -> Iterator[list[float]]:
+def recoveries(contender: Contender, nproc: int, kills: int, text: str = SCRIPT) -> Iterator[list[float]]:
     """One job; for each kill, the seconds that each phase took on the slowest rank, and in all."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        run, workers = stack.enter_context(job(contender, nproc, kills, place))
-        for _ in range(kills):
+        run, workers = stack.enter_context(job(contender, nproc, kills, place, text))
+        for done in range(kills):
+            if contender.again:
+                told = partial(_said, run, contender.again, done + 1)
+                until(told, timeout=PATIENCE, runs=[run], what=contender.again)
             time.sleep(random.uniform(1.0, 1.5))  # in the midst of training, at no fixed distance from any timer
             killed_at, gone_at, workers = recover(run, place, workers)
             times = zip(*(marks[1:] for marks in workers), strict=True)
             ends = [gone_at, *(max(each) for each in times)]
             phases = [end - before for before, end in zip([killed_at, *ends], ends, strict=False)]
             yield [*phases, ends[-1] - killed_at]
+
+
+def _said(run: Run, what: str, times: int) -> bool:
+    return run.log.read_text(errors="replace").count(what) >= times
 
 
 def recover(run: Run, place: Path, workers: list[Marks]) -> tuple[float, float, list[Marks]]:
@@ -207,7 +263,7 @@ def measure(found: dict[str, Contender], nproc: int, args: argparse.Namespace) -
             wanted = len(seen[name]) + args.kills
             for _ in range(ATTEMPTS):
                 try:
-                    for phases in recoveries(contender, nproc, wanted - len(seen[name])):
+                    for phases in recoveries(contender, nproc, wanted - len(seen[name]), script(args.state)):
                         seen[name].append(phases)
                     break
                 except (RuntimeError, TimeoutError) as error:
@@ -232,6 +288,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--kills", type=int, default=5, help="in one job")
+    parser.add_argument("--state", type=float, default=0.0, metavar="GIB", help="of state, to be restored")
     parser.add_argument("--quick", action="store_true", help="two kills on two ranks")
     parser.add_argument("--peers", action="store_true", help="DLRover and nvidia-resiliency-ext, too")
     parser.add_argument(

@@ -15,7 +15,10 @@ import psutil
 import pytest
 
 from hosts import SHM, Cluster, Host, entries, made_by
+from outlast.checkpoint import bucket
+from outlast.checkpoint.storage import Url
 from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
+from stores import BUCKET, KEYS, Proxy, s3_server
 
 EXIT_TIMEOUT = 5.0  # for those that were told to end and are on their way
 
@@ -24,6 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=24, help="how often tests of checkpoints kill (-9) at random instants"
     )
+    parser.addoption(
+        "--stories", type=int, default=2, help="how many random courses of a training are lived through by processes"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for a `story` is run once for each: its number is the seed of all that is random in it."""
+    if "story" in metafunc.fixturenames:
+        metafunc.parametrize("story", range(metafunc.config.getoption("--stories")))
 
 
 @pytest.fixture
@@ -101,9 +113,11 @@ def of_another_job(path: Path) -> bool:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file mapped or open."""
+    """Whether a process has the file mapped or open, or was started for it, as a keeper is for its arena."""
     process = Path(f"/proc/{pid}")
     try:
+        if str(path).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+            return True
         if str(path) in (process / "maps").read_text(errors="replace"):
             return True
         return any(fd.readlink() == path for fd in (process / "fd").iterdir())
@@ -126,3 +140,29 @@ def hosts() -> Iterator[Callable[[int], list[Host]]]:
         left = [f"{path} on {host.name}" for host in made if host.on for path in host.leftovers()]
     if left:
         pytest.fail("the test left behind: " + ", ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of an S3 server that all tests share."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as port:
+        yield port
+
+
+@pytest.fixture
+def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Url:
+    """A prefix of this test alone, in a bucket to which the environment leads."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_port}"}.items():
+        monkeypatch.setenv(name, value)
+    return Url(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def proxy(s3_port: int, s3: Url, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Between the tests and the server, with short time-outs."""
+    assert s3
+    made = Proxy(s3_port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+    monkeypatch.setitem(bucket.RETRIES, "max_retries", 2)
+    yield made
+    made.close()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outlast.data.loader import ElasticLoader
     from outlast.data.sampler import ElasticSampler
     from outlast.data.seeds import sample_generator
+    from outlast.data.shards import ElasticShards
     from outlast.errors import JobFailed
     from outlast.failover import FailoverExtension, FailoverStrategy, FailureInfo
     from outlast.platforms.plugins import ErrorMonitor, Platform
@@ -40,6 +41,7 @@ __all__ = [
     "ElasticIterable",
     "ElasticLoader",
     "ElasticSampler",
+    "ElasticShards",
     "ErrorMonitor",
     "FailoverExtension",
     "FailoverStrategy",
@@ -70,6 +72,7 @@ _ROOMS = {
     "ElasticIterable": "outlast.data.iterable",
     "ElasticLoader": "outlast.data.loader",
     "ElasticSampler": "outlast.data.sampler",
+    "ElasticShards": "outlast.data.shards",
     "ErrorMonitor": "outlast.platforms.plugins",
     "FailoverExtension": "outlast.failover",
     "FailoverStrategy": "outlast.failover",

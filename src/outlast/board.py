@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 VARIABLE = "OUTLAST_BOARD"
-VERSION = 2
+VERSION = 3
 MAGIC = int.from_bytes(b"OUTLAST\0", "little")
 WORD = 8
 
@@ -41,17 +41,23 @@ WORD = 8
 MAGIC_AT, VERSION_AT, SLOTS_AT, KEY_AT, BELL_AT = range(5)
 
 # Words of a slot. The order matters, see above: an agent reads upwards.
-BORN_AT = 0  # the only one of the agent's: when the board was made, just before its workers
+BORN_AT = 0  # the agent's: when the board was made, just before its workers
 PID, ATTACHED_AT, BEATS, BEAT_AT, STEP, STEP_AT = range(1, 7)
 CALIBRATIONS = 7  # how often it was asked for
 REQUEST = 8  # number * 256 + action
 NAMES = 9  # how many there are
+HALT = 10  # the agent's, too: a change is planned; see `Slot.halt`
+BOUNDARIES = 11  # between steps, that it has come to, plus one; 0: it comes to none
+HELD = 12  # the one where it waits to hear whether to go on; 0: it does not
+SEALED, SAVED = 13, 14  # the one where it has saved, and the step plus one; 0: that could not be done
 ENTRIES = range(16, 32)  # open sections, in no order; 0: none
 CLOSED_AT = 32  # when a section was closed last: above the entries
 PAUSES, RESUMED_AT = 33, 34  # above all that a pause stops
 STARTUP_LONGEST, BEAT_LONGEST, OUTSIDE_LONGEST = 35, 36, 37
 LONGEST = range(38, 70)  # by number of the name
-END = 70
+SPENT = range(70, 102)  # likewise: all time in sections of the name, in ns, plus ONE_MORE for each of them
+WAITED = 102  # the number, plus one, of the section that optimizers' steps come after
+END = 103
 SPARE = END  # for an entry that has no room; nobody reads it
 
 # Bytes of a slot: texts.
@@ -62,6 +68,8 @@ WORDS_FROM, SIZE = 8192, 16384  # the last words of a worker fill the rest
 WORDS_SIZE = SIZE - WORDS_FROM
 PARTED = "\x1e"  # between the parts of a worker's last words
 
+ONE_MORE = 1 << 46  # 19 hours: of two looks at the board, the time in between is less
+SPENT_BITS = (1 << 63) - 1
 NAME_BITS = 0xFF
 CLOCK_BITS = (1 << 63) - 1 - NAME_BITS
 OTHER = MOST_NAMES - 1  # the number that all names share for which there is no room
@@ -118,6 +126,45 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """All sections of one name so far, in one word. It begins anew in time: only what lies between two tells something.
+
+    >>> Spent(2 * ONE_MORE + 3_000_000_000).after(Spent(0))
+    (2, 3.0)
+    """
+
+    word: int
+
+    def after(self, before: Spent | None) -> tuple[int, float]:
+        """How many there were since, and the seconds in them."""
+        grown = self.word - before.word if before is not None else self.word
+        count, nanoseconds = divmod(grown & SPENT_BITS, ONE_MORE)
+        return count, _seconds(nanoseconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """How far a worker has come, and what its time went into: running totals, of which differences tell."""
+
+    read_at: float  # seconds, as in a reading
+    pid: int
+    step: int
+    step_at: float
+    spent: Mapping[str, Spent]  # by name of the section
+    waited: str = ""  # the section that optimizers' steps come after: there ranks wait for each other
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a worker has come, in boundaries between its steps."""
+
+    able: bool  # it comes to boundaries at all
+    passed: int  # the last one that it has gone past
+    sealed: int  # the one where it has saved and waits; 0: none
+    step: int | None  # that it saved there; None: it could not
+
+
+@dataclass(frozen=True)
 class LastWords:
     """The exception that a worker ended with."""
 
@@ -163,7 +210,7 @@ class Slot:
         holder = self.words[PID]
         if holder not in (0, os.getpid()) and _alive(holder):
             return False
-        for word in (BEATS, BEAT_AT, STEP, STEP_AT, NAMES, *range(ENTRIES.start, END)):
+        for word in (BEATS, BEAT_AT, STEP, STEP_AT, *range(NAMES, HALT), *range(BOUNDARIES, END)):
             self.words[word] = 0  # of the program that this process was before an exec
         self.memory[WORDS_FROM] = 0
         self.words[ATTACHED_AT] = time.monotonic_ns()
@@ -203,6 +250,26 @@ class Slot:
 
     def agreed(self) -> str:
         return self._text(AGREED_FROM, AGREED_SIZE)
+
+    def halt(self, at: int, durable: bool) -> None:
+        """Of the agent: have the worker halt at this boundary; at the next one for now, if it is not named (0)."""
+        self.words[HALT] = at << 2 | durable << 1 | 1
+
+    def halting(self) -> tuple[int, bool] | None:
+        """Of the worker: where it is to halt, and whether to have its save written to disk; None: nowhere."""
+        word = self.words[HALT]
+        return (word >> 2, bool(word & 2)) if word else None
+
+    def progress(self) -> Progress:
+        """Of the agent: how far the worker has come."""
+        boundaries, held, sealed, saved = self.words[BOUNDARIES : SAVED + 1].tolist()  # upwards, as it writes them
+        passed = max(boundaries - 1, 0)
+        return Progress(
+            able=boundaries > 0,
+            passed=passed - 1 if passed and held == passed else passed,
+            sealed=sealed,
+            step=saved - 1 if saved else None,
+        )
 
     def leave(self, words: LastWords) -> None:
         """Of a worker that ends with an exception. Of the traceback the end is kept: there it says where."""
@@ -248,6 +315,21 @@ class Slot:
             longest=self._longest(words),
             calibrations=words[CALIBRATIONS],
             request=self.request(),
+        )
+
+    def totals(self) -> Totals | None:
+        """How far it has come; None: no step has been made."""
+        now = time.monotonic_ns()
+        words = collect(self.words)
+        if not words[STEP_AT]:
+            return None
+        return Totals(
+            read_at=_seconds(now),
+            pid=words[PID],
+            step=words[STEP],
+            step_at=_seconds(words[STEP_AT]),
+            spent={self.name(number): Spent(words[SPENT[number]]) for number in range(words[NAMES])},
+            waited=self.name(words[WAITED] - 1) if words[WAITED] else "",
         )
 
     def release(self) -> None:
@@ -299,6 +381,10 @@ class Board:
         """What the board says of a worker, also after its end: what a dying one wrote last is still there."""
         return self._slots[slot].read()
 
+    def totals(self, slot: int) -> Totals | None:
+        """How far a worker has come; None: it has made no step yet."""
+        return self._slots[slot].totals()
+
     def last_words(self, slot: int) -> LastWords | None:
         """The exception that a worker has ended with, or is about to."""
         return self._slots[slot].last_words()
@@ -307,6 +393,15 @@ class Board:
         """Let every worker know what the ranks agreed on."""
         for slot in self._slots:
             slot.agree(text)
+
+    def halt(self, at: int, durable: bool) -> None:
+        """Have every worker halt at this boundary; 0: at the next one that it comes to, until it is named."""
+        for slot in self._slots:
+            slot.halt(at, durable)
+
+    def progress(self) -> list[Progress]:
+        """How far the workers have come."""
+        return [slot.progress() for slot in self._slots]
 
     def hush(self) -> None:
         """Stop the bell, which is readable when a worker wants something at once: then read every slot."""

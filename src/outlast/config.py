@@ -26,8 +26,10 @@ OWN_VARIABLES = frozenset(
         "OUTLAST_ARENA",
         "OUTLAST_BOARD",
         "OUTLAST_CHECK",
+        "OUTLAST_DESK",
         "OUTLAST_GENERATION",
         "OUTLAST_NODE",
+        "OUTLAST_PARTNER",
         "OUTLAST_WORKER_GROUP",
     }
 )
@@ -151,12 +153,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "(job end and drain use --shutdown-timeout)."
         ),
     ] = 0.05
+    planned_change_timeout: Annotated[
+        Seconds,
+        _about(
+            "Seconds that a planned change (a node joins or drains, `outlast restart`) waits for all ranks to come to "
+            "their next save, so that no step is lost; 0: it does not wait."
+        ),
+    ] = 20.0
     snapshot_linger: Annotated[
         Seconds,
         _about(
             "Seconds that snapshots in shared memory outlive an agent that was killed, for the next one of its name."
         ),
     ] = 60.0
+    replicas: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=1),
+        _about(
+            "Copies of each snapshot in the memory of another host, so that it outlives the loss of a node; "
+            "0: none, for half of the shared memory."
+        ),
+    ] = 1
     warm_start: Annotated[
         bool,
         _about(
@@ -171,6 +188,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flags=("--warm-preload", "--warm_preload"),
         ),
     ] = ""
+    warm_cuda: Annotated[
+        bool,
+        _about(
+            "Keep a spare process for each worker that has a CUDA context already; it costs the memory of one.",
+            flags=("--warm-cuda", "--warm_cuda"),
+        ),
+    ] = False
     supervise: Annotated[
         bool,
         _about(
@@ -247,6 +271,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     eviction_limit: Annotated[
         int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
     ] = 3
+    straggler: Annotated[
+        Literal["warn", "exclude", "off"],
+        _about(
+            "What to do about a rank that is slower than the others while training goes on: say so, "
+            "or go on without its node as well, or do not look."
+        ),
+    ] = "warn"
+    straggler_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1.05, le=1000),
+        _about("How much slower than the median a rank has to be, in a section of its own work, to be a straggler."),
+    ] = 1.2
     network_check: Annotated[
         bool,
         _about(
@@ -261,7 +297,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             switch=("--exclude-straggler", "true"),
         ),
     ] = False
-    straggler_factor: Annotated[
+    slow_node_factor: Annotated[
         float,
         msgspec.Meta(gt=1, le=1000),
         _about("A node is slow that is slower than the median by this factor, in any phase of a check."),

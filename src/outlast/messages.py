@@ -13,16 +13,18 @@ import msgspec
 
 from outlast.diagnosis.observation import PLACES, Observation
 
-PROTOCOL = 3  # agents and coordinators of different numbers refuse each other, with a clear line
+PROTOCOL = 4  # agents and coordinators of different numbers refuse each other, with a clear line
 
 
 # What comes off the wire is no larger than what makes sense.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
 LONGEST_REASON = 1024
 MOST_CULPRITS = 64  # that are told to agents by their ranks
+MOST_SECTIONS = 8  # of a rank whose times are compared: those that take longest
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
@@ -47,11 +49,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     crash_loop: int = 0  # so often the same failure without progress ends the job; 0: never
     exclude_for: float = 1800.0  # seconds that a node is left out
     eviction_limit: int = 3  # nodes left out in an hour
+    straggler: str = "warn"  # what is done about ranks that are slower than the others: "warn", "exclude", "off"
+    straggler_factor: float = 1.2
+    planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
     network_check: bool = False  # nodes are checked before they are let in
     check_only: bool = False  # and nothing is run on them
     exclude_straggler: bool = False
-    straggler_factor: float = 2.0
+    slow_node_factor: float = 2.0  # in a check
     node_check_timeout: float = 60.0
     comm_perf_test: bool = False
 
@@ -92,6 +97,38 @@ class Successor(msgspec.Struct, frozen=True, array_like=True):
     key: Name = ""
 
 
+class Tried(msgspec.Struct, frozen=True, array_like=True):
+    """A generation that failed, and what was done about it."""
+
+    generation: Count
+    node: Name
+    rank: Count
+    at: Time
+    cause: Name
+    title: Reason
+    seen: Reason
+    did: Reason
+    step: int | None = None
+    key: Name = ""  # the same for the same failure
+    progressed: bool = False  # the job had got further than ever before
+
+
+class Ban(msgspec.Struct, frozen=True, array_like=True):
+    """A place that is left out for a while, or was."""
+
+    since: float
+    until: float
+    times: Count
+    reason: Reason
+
+
+class Ledger(msgspec.Struct, frozen=True, array_like=True):
+    """The history that decisions about failures are made from: whoever coordinates next has to know it."""
+
+    tried: tuple[Tried, ...] = ()
+    bans: dict[Name, Ban] = {}
+
+
 class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     """What a node has to know so that the job outlives its coordinator."""
 
@@ -102,6 +139,7 @@ class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     restarts: Count = 0  # that failures had cost when the newest generation was formed
     excluded: dict[Name, Reason] = {}  # places that are not used again, and why
     members: tuple[Name, ...] = ()  # all of the newest generation's, for a successor: it must count them all
+    ledger: Ledger | None = None  # for a successor; its times count from when it was told
 
     @property
     def known(self) -> tuple[int, int, int]:
@@ -136,6 +174,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True):
     log: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # the path of its log on its node
     tail: tuple[Reason, ...] = ()  # of that log
     kernel: tuple[Reason, ...] = ()  # what the kernel says
+    gpus: tuple[Reason, ...] = ()  # how those of its node were
     ran: float | None = None  # seconds
     step: int | None = None  # the last one
 
@@ -160,22 +199,6 @@ class FailoverStrategy(str, Enum):
     NODE = "node"  # without this node: a spare takes its place, if there is one
     GLOBAL = "global"  # everything is started anew, also what is kept between restarts
     ABORTION = "abortion"  # nothing can help: the job ends
-
-
-class Tried(msgspec.Struct, frozen=True, array_like=True):
-    """A generation that failed, and what was done about it."""
-
-    generation: Count
-    node: Name
-    rank: Count
-    at: Time
-    cause: Name
-    title: Reason
-    seen: Reason
-    did: Reason
-    step: int | None = None
-    key: Name = ""  # the same for the same failure
-    progressed: bool = False  # the job had got further than ever before
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -232,6 +255,16 @@ class Measures(msgspec.Struct, frozen=True, array_like=True):
     longest: Annotated[dict[Name, Time], msgspec.Meta(max_length=128)] = {}
 
 
+class Halted(msgspec.Struct, frozen=True, array_like=True):
+    """Where the ranks of a node are, before a planned change. Boundaries are numbered within a generation."""
+
+    at: Count  # the boundary at which they are to halt, as far as the node knows; 0: at the next one, until it is named
+    able: bool  # all of them come to boundaries
+    passed: Count  # the last one that any of them has gone past
+    sealed: Count = 0  # all of them have saved at this one, and wait there
+    step: Count | None = None  # which was that of this step; None: not all could
+
+
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
     """One node's place in a generation. Its size does not grow with the number of nodes."""
 
@@ -246,6 +279,48 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     master_port: int
     restart_count: int
     fresh: bool = False  # nothing that is kept between restarts is used
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """What a node's memory has of one snapshot."""
+
+    run: Name  # with `sequence`: which snapshot, the same on all ranks
+    sequence: Count
+    step: Count
+    generation: Count
+    world: Count  # ranks that have a shard of it
+    origin: Name  # the id of the directory that it was taken for
+    saved_at: Time
+    ranks: tuple[Count, ...] = ()  # whose shards are there as their workers left them
+    replicas: tuple[Count, ...] = ()  # and whose as another node sent them
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """A keeper that has shards of a snapshot, and where it listens."""
+
+    addr: Address
+    port: Port
+    ranks: tuple[Count, ...] = ()
+    replicas: tuple[Count, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot that all ranks of a generation have sealed, and that is whole in the memory of those who are here."""
+
+    run: Name
+    sequence: Count
+    step: Count
+    world: Count
+    origin: Name
+    saved_at: Time
+    holders: tuple[Holder, ...]
+
+
+class Keeping(msgspec.Struct, frozen=True, array_like=True):
+    """What a node has to know about snapshots when a generation starts."""
+
+    partner: Holder | None = None  # whose memory takes a copy of what is taken here
+    snapshots: tuple[Snapshot, ...] = ()  # that can be restored from memory, the newest first
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -265,7 +340,162 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     measures: Measures = Measures(0)  # the newest that it was asked for, by one of its ranks or by the coordinator
     agreed: Count = 0  # the newest round of calibration that it knows the result of
     overdue: Overdue | None = None
+    halted: Halted | None = None  # while a change is planned
     sent: Time = 0.0  # by the clock of the agent
+    held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
+
+
+# -- shards: what workers ask, and what their agent remembers of the answers (core/dealer.py, core/hand.py)
+
+
+class Deck(msgspec.Struct, frozen=True, array_like=True):
+    """Shards that are handed out one by one: `epochs` times a data set of `length` samples, `size` at a time."""
+
+    name: Name
+    length: Some
+    size: Some
+    epochs: Some
+    order: Name = ""  # of the samples: what ranks must agree on, and a checkpoint has to be of
+    save_every: Count = 0  # so many shards all ranks save together; 0: never
+    keeper: Count | None = None  # the rank that has the model, and says what is done; None: each rank for itself
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Which shards are done: those below `next`, but for the open ones."""
+
+    next: Count = 0
+    open: tuple[Count, ...] = ()
+
+    @property
+    def done(self) -> int:
+        """How many."""
+        return self.next - len(self.open)
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """A rank is going to take shards of this deck, from where its checkpoint says; with a life higher than the last
+    one's it begins anew."""
+
+    deck: Deck
+    life: Count
+    base: Progress
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
+    """Give me a shard, or the one that I have. Answered when there is one, or something else to do."""
+
+    name: Name
+    life: Count
+    saves: Count  # that this rank has taken part in
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """What the holder made of this shard is in the model that the asking rank saves."""
+
+    name: Name
+    life: Count
+    number: Count
+    holder: Count  # a rank
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
+    """This rank stands between two shards, for this save. Answered when all do."""
+
+    name: Name
+    life: Count
+    save: Count
+
+
+class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+    """How far is it now? For a keeper, which knows what is in its model."""
+
+    name: Name
+    life: Count
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """This rank has exited: its agent says so."""
+
+
+Question = Open | Take | Done | Cut | Read | Gone
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    number: Count
+
+
+class Due(msgspec.Struct, frozen=True, array_like=True, tag="due"):
+    """First all ranks save: this is the number of that save."""
+
+    save: Count
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """Every shard of every epoch is done."""
+
+
+class Marked(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
+    """It is noted. `counts` False: the shard is not the holder's, and what was made of it must not be kept."""
+
+    counts: bool = True
+
+
+class Unfit(msgspec.Struct, frozen=True, array_like=True, tag="unfit"):
+    """The question cannot be answered: the reason says what to change in the script."""
+
+    reason: Reason
+
+
+Finding = Taken | Due | Finished | Marked | Progress | Unfit
+
+
+class Inquiry(msgspec.Struct, frozen=True, array_like=True):
+    """A question as a worker sends it to its agent."""
+
+    generation: Count
+    rank: Count
+    question: Question
+
+
+class Query(msgspec.Struct, frozen=True, array_like=True, tag="query"):
+    """A worker's question, as its agent passes it on; asked again of whoever coordinates, until it is answered."""
+
+    generation: Count
+    ticket: Count
+    rank: Count
+    question: Question
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """The answer."""
+
+    generation: Count
+    ticket: Count
+    finding: Finding
+    low: Count = 0  # every shard below is done: nobody has to remember which
+
+
+class Hand(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks of a node have been told of one deck in this generation."""
+
+    deck: Deck
+    life: Count
+    base: Progress
+    low: Count = 0
+    done: tuple[Count, ...] = ()  # that a rank here has said
+    held: dict[Count, Count] = {}  # shards by rank
+    save: Count = 0  # the last one that a rank here took part in
+    cut: Progress = Progress()  # and what was done then
+
+
+class Hands(msgspec.Struct, frozen=True, array_like=True):
+    """All of that. With those of all members, whoever coordinates next knows what the one before it did."""
+
+    generation: Count
+    first: Count  # rank of this node
+    ranks: Count  # how many
+    hands: tuple[Hand, ...] = ()
+    gone: tuple[Count, ...] = ()  # ranks that have exited
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -289,6 +519,8 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     charter: Charter | None = None
     assignment: Assignment | None = None  # of the newest generation that was started here
     since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
+    keeper: Port = 0  # where its keeper listens; 0: nowhere
+    hands: Hands | None = None  # the shards that its ranks have and have done
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
@@ -297,6 +529,28 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
     generation: Count
     number: Count
     observations: Annotated[tuple[Observation, ...], msgspec.Meta(max_length=PLACES)]
+
+
+class Pace(msgspec.Struct, frozen=True, array_like=True):
+    """How one rank got on for a while: what a step of it took, and what of that it spent on what. Seconds, on average.
+
+    Those of `core/pace.py`, from two looks at the board.
+    """
+
+    rank: Count
+    first: int  # the step that it began after
+    last: int
+    step: Time
+    sections: Annotated[dict[Name, Time], msgspec.Meta(max_length=MOST_SECTIONS)] = {}
+    busy: Time | None = None  # its main thread ran, or waited for a processor; None: nobody knows
+    waited: Name = ""  # the section in which ranks wait for each other, if that is known
+
+
+class Paces(msgspec.Struct, frozen=True, array_like=True, tag="paces"):
+    """How the ranks of a node got on since the last time: once a second at most, and only while they make steps."""
+
+    generation: Count
+    paces: Annotated[tuple[Pace, ...], msgspec.Meta(max_length=65536)]
 
 
 class Findings(msgspec.Struct, frozen=True, array_like=True, tag="findings"):
@@ -335,6 +589,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     heartbeat: float
     lease: float
     restart_grace: float
+    successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()  # where else to look for others
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
@@ -363,6 +618,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     term: int
     charter: Charter
     ack: int = 0
+    keeping: Keeping = Keeping()
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
@@ -407,6 +663,14 @@ class Named(msgspec.Struct, frozen=True, array_like=True, tag="named"):
     sentence: Reason
 
 
+class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
+    """A change is planned: let your ranks save at this boundary, and wait there for their end."""
+
+    generation: Count
+    at: Count = 0  # 0: not named yet; whoever comes to one waits for that
+    durable: bool = True  # and have it written to disk
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Stop every worker up to this generation, and never start one of them again."""
 
@@ -433,7 +697,22 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
-FromAgent = Join | Report | Seen | Findings | Ask
+FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query
 FromCoordinator = (
-    Standing | Welcome | Charter | Ack | Start | Measure | Agreed | Probe | Look | Named | Stop | Over | Refuse | Answer
+    Standing
+    | Welcome
+    | Charter
+    | Ack
+    | Start
+    | Measure
+    | Agreed
+    | Probe
+    | Look
+    | Named
+    | Halt
+    | Stop
+    | Over
+    | Refuse
+    | Answer
+    | Told
 )

@@ -20,6 +20,7 @@ WIDTH = 100
 SHOWN_RANKS = 6  # of those that followed
 SHOWN_TRIED = 6
 SHOWN_TRACE = 14  # lines
+SHOWN_GPUS = 8  # lines about them
 
 
 class First(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class First(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     tail: tuple[str, ...]
     kernel: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +90,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         retry = {"unknown": "nobody knows whether a retry helps"}.get(cause.outlook, f"a retry {cause.outlook}")
         yield _part("cause", [f"{cause.title} ({cause.name}; {cause.domain}; {retry})", *_wrapped(cause.explain)])
         yield _part("seen", [*first.kernel[:2], *([cause.seen] if cause.seen not in first.kernel else [])])
+        yield _part("GPUs", list(first.gpus[:SHOWN_GPUS]))
         yield _part("after it", _followed(self.followed))
         yield _part("tried", _tried(self.tried))
         yield _part("stopped", _wrapped(self.stopped))
@@ -120,6 +123,7 @@ def verdict_of(over: Over) -> Verdict | None:
             log=account.log,
             tail=account.tail,
             kernel=account.kernel,
+            gpus=account.gpus,
         ),
         cause=_why(root),
         followed=tuple(_later(each, root) for each in rest),

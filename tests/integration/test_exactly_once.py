@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,16 @@ def train(path: Path, ranks: int, *args: str | int) -> None:
         assert process.wait(150) == 0, process.output
 
 
-def is_exact(history: list[tuple[int, list[int]]]) -> None:
-    for epoch in range(EPOCHS):
+def is_exact(history: list[tuple[int, list[int]]], *, length: int = LENGTH, epochs: int = EPOCHS) -> None:
+    for epoch in range(epochs):
         counts = Counter(sample for of, samples in history if of == epoch for sample in samples)
-        assert counts == dict.fromkeys(range(LENGTH), 1)
+        assert counts == dict.fromkeys(range(length), 1)
 
 
-def waiting(process: Process, life: int, rank: int, world_size: int) -> int:
-    """Await that this rank waits to be killed; its pid."""
-    line = rf"rank {rank} of {world_size} waits in life {life}: pid (\d+)"
-    return int(process.wait_for(line, 150, anywhere=True)[1])
+def makes_steps(process: Process, life: int, steps: int) -> bool:
+    """Await so many steps of a life; False if it has come to the end before."""
+    pattern = rf"life {life} made step|ended at step"
+    return all("made" in process.wait_for(pattern, 150)[0] for _ in range(steps))
 
 
 def interrupt(process: Process) -> None:
@@ -65,22 +67,29 @@ def test_the_loss_on_4_then_2_then_3_ranks_is_that_on_4(tmp_path: Path) -> None:
     is_exact(other["history"])
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", range(2))
-def test_each_sample_once_after_workers_are_killed(tmp_path: Path, seed: int) -> None:
-    """Killed at random steps, with checkpoints that are older than the kill; then all is lost but the checkpoint."""
-    draw = random.Random(seed)
-    path = tmp_path / "state.pt"
-    wait_at, save_every = draw.randint(3, 5), draw.randint(2, 3)
-    args = ["--checkpoint", path, "--wait-at", str(wait_at), "--save-every", str(save_every)]
-    with job("--nproc-per-node=2", "--max-restarts=3", script=SCRIPT, args=args) as process:
-        for life in (1, 2):
-            os.kill(waiting(process, life, draw.randrange(2), 2), signal.SIGKILL)
-        waiting(process, 3, 0, 2)
-        interrupt(process)
-    assert 0 < len(checkpoint(path)["history"]) < 18
-    train(path, 3)
-    is_exact(checkpoint(path)["history"])
+@pytest.mark.timeout(900)
+def test_each_sample_once_in_a_random_story(tmp_path: Path, story: int) -> None:
+    """Lives on other numbers of ranks, each with workers that are killed at any instant; `--stories` asks for more."""
+    draw, path = random.Random(story), tmp_path / "state.pt"
+    length, batch, epochs = draw.randint(60, 110), draw.randint(5, 13), draw.randint(2, 3)
+    args = ["--length", length, "--global-batch", batch, "--micro-batch", draw.randint(1, 5), "--epochs", epochs]
+    args += ["--loaders", draw.randint(0, 2), "--save-every", draw.randint(1, 4), "--checkpoint", path]
+    for _ in range(2):
+        ranks = draw.randint(1, 3)
+        flags = (f"--nproc-per-node={ranks}", "--max-restarts=3", "--ft-crash-loop=0")
+        with job(*flags, script=SCRIPT, args=list(map(str, args))) as process:
+            for life in range(1, draw.randint(1, 2) + 1):
+                victim = process.wait_for(rf"rank {draw.randrange(ranks)} of .* begins life {life}: pid (\d+)", 150)
+                if not makes_steps(process, life, draw.randint(1, 4)):
+                    break
+                threading.Event().wait(draw.random() * 0.1)
+                with suppress(ProcessLookupError):  # it may have come to the end
+                    os.kill(int(victim[1]), signal.SIGKILL)
+            interrupt(process)
+    train(path, draw.randint(1, 4), *args)
+    history = checkpoint(path)["history"]
+    assert len(history) == epochs * -(-length // batch)
+    is_exact(history, length=length, epochs=epochs)
 
 
 @pytest.mark.timeout(400)

@@ -97,7 +97,12 @@ def test_a_worker_that_was_forked_computes_as_one_that_was_started_and_as_plain_
         assert place[generation]["leads"]
         assert place[generation]["death_signal"] == signal.SIGKILL
     cold, forked = ({k: v for k, v in place[g]["environment"].items() if k not in OF_THE_LAUNCHER} for g in ("1", "2"))
-    assert differences(cold, forked).keys() <= {"OUTLAST_ARENA", "OUTLAST_BOARD", "TORCHELASTIC_ERROR_FILE"}
+    assert differences(cold, forked).keys() <= {
+        "OUTLAST_ARENA",
+        "OUTLAST_BOARD",
+        "OUTLAST_DESK",
+        "TORCHELASTIC_ERROR_FILE",
+    }
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

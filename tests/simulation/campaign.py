@@ -15,18 +15,18 @@ STORY_LINES = 40
 REPLAYED = 8  # one in so many schedules is replayed from its journal
 
 
-def run(seed: int) -> Simulation:
+def run(seed: int, *, planned: bool = False) -> Simulation:
     """One schedule to its end, and some of them a second time from the journal."""
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, planned=planned)
     simulation.run()
     if seed % REPLAYED == 0:
         simulation.replay()
     return simulation
 
 
-def tell(seed: int, lines: int = STORY_LINES) -> str:
+def tell(seed: int, lines: int = STORY_LINES, *, planned: bool = False) -> str:
     """The story of a schedule that breaks an invariant: what happened just before."""
-    simulation = Simulation(seed, trace=True)
+    simulation = Simulation(seed, trace=True, planned=planned)
     try:
         simulation.run()
         simulation.replay()
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:2000", help="first:last, the last not included")
     parser.add_argument("--story", type=int, default=STORY_LINES, help="how many lines before a violation are shown")
     parser.add_argument("--keep-going", action="store_true", help="count violations instead of stopping at the first")
+    parser.add_argument("--planned", action="store_true", help="ranks save before nodes join and drain")
     arguments = parser.parse_args()
     first, last = (int(part) for part in arguments.seeds.split(":"))
     began = time.process_time()  # other work on this machine does not count
@@ -50,7 +51,7 @@ def main() -> int:
     broken: dict[str, list[int]] = {}
     for seed in range(first, last):
         try:
-            simulation = run(seed)
+            simulation = run(seed, planned=arguments.planned)
         except (AssertionError, LookupError, TypeError, AttributeError) as error:
             name = error.invariant if isinstance(error, Violation) else f"crash: {error!r}"
             broken.setdefault(name, []).append(seed)
@@ -71,7 +72,7 @@ def main() -> int:
     for invariant, seeds in broken.items():
         print(f"BROKEN {invariant}: {len(seeds)} seeds, {seeds[:8]}")
     for seeds in broken.values():
-        print(tell(seeds[0], arguments.story))
+        print(tell(seeds[0], arguments.story, planned=arguments.planned))
     return 1 if broken else 0
 
 

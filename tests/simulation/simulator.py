@@ -13,6 +13,7 @@ One seed is one schedule. The heap holds (time, number, what, arguments); every 
 - A coordinator that is started again has what it last wrote down, or less of it, or only what its agent knows.
 - Workers are started with a delay, stop within their grace, fail by themselves, or because others of their
   generation are gone, and finish once all members have run together for long enough.
+- If changes are `planned`, workers halt at a boundary between their steps before one: none gets there unless all do.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from outlast.messages import (
     Failure,
     Findings,
     FromCoordinator,
+    Halted,
     Join,
     Leaving,
     Over,
@@ -58,6 +60,7 @@ from outlast.messages import (
 MOST_EVENTS = 200_000  # a schedule with more is a busy loop
 MOST_AGENTS = 9
 PORT = 29400
+STEPS = 20  # boundaries in a node time-out
 FIN = None  # the last message of a connection in one direction
 UNFIT = "it is not fit"  # what a check says of some
 RESET = "reset"  # the same, of a process that may live on
@@ -105,7 +108,7 @@ class Connection:
 class Group:
     """The workers of one generation on one node."""
 
-    __slots__ = ("agent", "alive", "place", "processes", "running", "stop_at")
+    __slots__ = ("agent", "alive", "halt", "passed", "place", "processes", "running", "sealed", "stop_at")
 
     def __init__(self, of: Agent, place: Assignment) -> None:
         self.agent = of
@@ -114,6 +117,8 @@ class Group:
         self.running = False
         self.processes = of.nproc
         self.stop_at = NEVER
+        self.halt: int | None = None  # the boundary at which its workers are to halt; 0: not named yet
+        self.passed = self.sealed = 0
 
 
 class Agent:
@@ -199,13 +204,19 @@ class Simulation:
         seed: int,
         *,
         trace: bool = False,
+        planned: bool = False,  # workers save before planned changes
         job: type[Job] = Job,
         node: type[Node] = Node,
         checks: bool = False,  # nodes are checked, and some are not fit
     ) -> None:
         self.random = random = Random(seed)
         self.schedule: Schedule = draw(random)
+        self.saves = planned and random.random() < 0.9  # else workers come to no boundary
+        if planned and self.schedule.kind != "kills":
+            timeout = self.schedule.rules.node_timeout * random.choice((0.3, 2, 6))
+            self.schedule.rules = replace(self.schedule.rules, planned_change_timeout=timeout)
         self.rules = rules = self.schedule.rules
+        self.saved = 0  # changes before which all ranks had saved
         if checks:
             self.rules = rules = replace(rules, network_check=True, node_check_timeout=rules.node_timeout)
         self._luck = Random(seed)  # of checks alone: whatever else a seed means stays
@@ -330,6 +341,8 @@ class Simulation:
                 if connection is not None:
                     self._send_down(connection, message)
             elif isinstance(command, Note):
+                if "all ranks have saved" in command.text:
+                    self._check_saved(command)
                 self._tell(f"job{job.term.number},{job.term.by} == {command.text}")
             elif isinstance(command, Remember):
                 c.host.journal.append(_encode(command.memory))
@@ -627,8 +640,7 @@ class Simulation:
         known = set(range(1, self.schedule.endpoints + 1))
         if one.last is not None:
             known.add(one.last.number)
-        if one.node.charter is not None:
-            known |= {int(s.addr[4:]) for s in one.node.charter.successors}
+        known |= {int(s.addr[4:]) for s in one.node.successors}
         answers: list[tuple[Coordinator, Standing]] = []
         longest = 0.0
         for number in sorted(known):
@@ -703,6 +715,8 @@ class Simulation:
                 self._start_workers(one, command.assignment)
             elif isinstance(command, agent.StopWorkers):
                 self._stop_workers(one, command.generation, command.grace)
+            elif isinstance(command, agent.HaltWorkers):
+                self._halt(one, command.at)
             elif isinstance(command, agent.Lease):
                 one.lease = command.until
             elif isinstance(command, agent.Hangup):
@@ -851,7 +865,43 @@ class Simulation:
             if self._work < NEVER:
                 self._after(self._work, self._work_done, group.place.generation)
 
+    def _halt(self, one: Agent, at: int) -> None:
+        """A change is planned. Its ranks may be a boundary ahead of others that halt already, and no more."""
+        group = one.group
+        if group is None or not group.alive:
+            return
+        if group.halt is None:
+            others = [each.passed for each in self._groups if each.halt is not None]
+            ran = int((self.t - self._together) / self.rules.node_timeout * STEPS) if self._together is not None else 0
+            group.passed = max(0, min([ran + self.random.randint(-1, 1), *(passed + 1 for passed in others)]))
+        if at > (group.halt or 0):
+            self._after(self.random.random() ** 3 * self.rules.node_timeout, self._seal, group, at)
+        group.halt = at
+        self._say_halted(group)
+
+    def _seal(self, group: Group, at: int) -> None:
+        if not group.alive or not group.running or group.halt != at:
+            return
+        whole = len(self._groups) == group.place.group_world_size
+        if whole and all(each.alive and each.halt == at for each in self._groups):
+            group.passed, group.sealed = at - 1, at
+            self._say_halted(group)
+        else:  # a step that not all make
+            self._after(0.1 * self.rules.node_timeout, self._seal, group, at)
+
+    def _say_halted(self, group: Group) -> None:
+        step = group.sealed or None
+        halted = Halted(at=group.halt or 0, able=self.saves, passed=group.passed, sealed=group.sealed, step=step)
+        self._to_node(group.agent, agent.Halting(group.place.generation, halted))
+
+    def _check_saved(self, note: Note) -> None:
+        self.saved += 1
+        if {(group.halt, group.sealed) for group in self._groups} != {(self._groups[0].halt, self._groups[0].halt)}:
+            raise Violation("all ranks save at the same boundary", note.text)
+
     def _work_done(self, generation: int) -> None:
+        if any(group.halt is not None for group in self._groups) and self.saves:
+            return  # they wait for their end
         if generation == self._newest and not self._broken:
             for group in self._groups:
                 self._after(self.random.random() * self.schedule.spread, self._finish, group)
@@ -1078,6 +1128,7 @@ class Simulation:
             6 * (rules.pend_timeout + rules.empty_timeout)
             + 5 * (rules.last_call + schedule.shutdown + rules.restart_grace)
             + 60 * rules.node_timeout
+            + 5 * rules.planned_change_timeout
             + FIRST_PATIENCE
             + FIRST_NODE
             + (3 * (self._work + schedule.spread) if self._work < NEVER else 0)

@@ -222,12 +222,18 @@ class WaitsForever(Node):
 
 
 class HidesTheCut(Node):
-    """Stops its workers when it is cut off, and does not say why."""
+    """Stops its workers when it is cut off, and does not say so."""
+
+    hidden = 0
 
     def _cut_off(self, now: float) -> None:
+        self.hidden = self.generation if not self._failures else 0
         super()._cut_off(now)
-        if not self._failures:
+
+    def _tell(self, now: float, *, first: bool = False) -> None:
+        if self.hidden and self.hidden == self.generation:
             self.state = State.RUNNING
+        super()._tell(now, first=first)
 
 
 class CannotLeave(Node):
@@ -418,7 +424,7 @@ def test_a_broken_job_is_caught(mutant: type[Job], invariant: str) -> None:
         (StopsAtLeisure, "one generation"),
         (LeasesFromTheAnswer, "one generation"),
         (WaitsForever, "nobody is stuck"),
-        (HidesTheCut, "nobody is stuck"),
+        (HidesTheCut, "only failures cost restarts"),
         (CannotLeave, "nobody is stuck"),
         (NoPromise, "a quorum goes on"),
         (KeepsItToItself, "a killed coordinator restarts nobody"),

@@ -25,6 +25,10 @@ SEEDS = {
     1506928: "enough nodes came when the wait for them was over and nothing could be decided: its deadline stayed",
     1506331: "a message of an agent that had ended came late, and was taken for a new life of its place",
     1504050: "a member heard of a generation only that it ends; the next coordinator waited for it for ever",
+    1185776: "how much a node's clock differs was learned from heartbeats that no journal has: a replay blamed another",
+    1189526: "half of them looked for a coordinator only where the generation before last would have had it",
+    1197606: "a coordinator without its journal took over while workers were ending, and took them for running ones",
+    1205101: "a node that had missed the welcome waited far longer for a coordinator that was gone",
     41634: "workers that had finished while their agent stood still were not looked at before the lease",
 }
 

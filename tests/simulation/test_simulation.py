@@ -25,6 +25,12 @@ def test_every_invariant_holds_after_every_event(first: int) -> None:
     assert sum(len(one) > 1 for one in hosts) > BLOCK / 10, "hardly any coordinator was succeeded on another host"
 
 
+def test_every_invariant_holds_when_ranks_save_before_planned_changes() -> None:
+    simulations = [run(seed, planned=True) for seed in range(200_000, 200_600)]
+    assert sum(simulation.saved for simulation in simulations) > 50, "hardly any change was waited for"
+    assert "run on" in set(map(ending, simulations))
+
+
 def test_every_invariant_holds_while_nodes_are_checked() -> None:
     """And nobody is let in who is not fit, whoever coordinates."""
     simulations = []

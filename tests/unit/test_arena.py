@@ -12,7 +12,7 @@ import pytest
 
 from outlast.checkpoint import arena as arenas
 from outlast.checkpoint.arena import HEAD, Arena, NoRoom, open_slot, tickets
-from snapshots import SIZE, fill, kill_within, ticket
+from snapshots import SIZE, fill, kill_within, mark, ticket
 
 
 @pytest.fixture(params=["named", "anonymous"])
@@ -212,3 +212,24 @@ def test_a_kill_at_any_instant_leaves_the_snapshot_before_whole(tmp_path: Path, 
         assert best >= newest, "a newer snapshot was lost"
         newest = best
     assert newest > kills / 4  # it was not only ever killed before the first
+
+
+def test_what_should_be_kept_as_well_is_overwritten_only_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = Arena(tmp_path / "a", 0)
+    for sequence in (1, 2, 3, 4):
+        with arena.take(SIZE, {mark(sequence - 1)}, {mark(sequence - 2)}) as slot:
+            slot.begin()
+            slot.seal(ticket(sequence))
+        assert len(arena.slots()) == min(sequence, 3)
+    monkeypatch.setattr(arenas, "_room", lambda _: 0)
+    crowded = Arena(tmp_path / "b", 0)
+    with monkeypatch.context() as roomy:
+        roomy.setattr(arenas, "_room", lambda _: 1 << 40)
+        fill(crowded, 1, None)
+        fill(crowded, 2, mark(1))
+    with crowded.take(SIZE, {mark(2)}, {mark(1)}) as slot:
+        assert slot.ticket() == ticket(1)
+    arena.close()
+    crowded.close()

@@ -9,10 +9,22 @@ import pytest
 from test_job import IDLE, Rehearsal, sent
 
 from outlast.core.authority import Memory
-from outlast.core.budget import Budget, Ledger, root_first
-from outlast.core.events import Cordon, Note, Raise
+from outlast.core.budget import Budget, root_first
+from outlast.core.events import Cordon, Joined, Note, Raise
 from outlast.core.job import Phase
-from outlast.messages import Account, Cause, FailoverStrategy, Failure, Over, Rules, Start, State
+from outlast.messages import (
+    Account,
+    Cause,
+    Charter,
+    FailoverStrategy,
+    Failure,
+    Ledger,
+    Over,
+    Rules,
+    Start,
+    State,
+    Term,
+)
 
 UNKNOWN = Cause("unknown", "exit code 3", seen="exit code 3")
 NO_CURE = Cause("missing-file", "a file is not there", domain="data", outlook="cannot help")
@@ -150,6 +162,28 @@ def test_what_was_tried_is_known_to_a_coordinator_that_was_killed() -> None:
     assert "a crash loop" in budget.spent([failure()])
 
 
+def test_a_coordinator_on_another_host_knows_it_too_by_a_clock_of_its_own() -> None:
+    job = running("a", "b", "c", crash_loop=3, exclude_for=100.0)
+    job.end(failure(node="b", rank=1, cause=GPU, strategy=FailoverStrategy.NODE))
+    assert job.members == ["a", "c"]
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(job.heard["c"].charter), type=Charter)
+    job.succeed("c", 2, now=5000.0, charter=told)
+    for node in ("b", "c", "a"):
+        again = msgspec.structs.replace(job.reports[node], seq=job.reports[node].seq + 1)
+        job.reports[node] = again
+        charter = job.heard[node].charter if node != "b" else None
+        known = {"charter": charter, "nnodes": (1, 3), "connection": 2, "term": Term(1, "a")}
+        job.handle(Joined(job.request(node, again, **known)), 5000.0)
+    job.beat("a", "b", "c", now=5000.1)
+    job.tell("leases end", now=5004.0)
+    job.beat("a", "b", "c", now=5004.1)
+    job.tell("b is still left out", now=5090.0)
+    assert (job.job.spares, len(job.job.memory().ledger.tried)) == (0, 1)
+    job.beat("a", "b", "c", now=5099.0)
+    job.tell("b is let back", now=5101.0)
+    assert job.job.spares == 1
+
+
 # -- strategies
 
 
@@ -191,8 +225,6 @@ def test_a_new_life_of_a_faulty_node_is_left_out_as_well() -> None:
     job.end(failure(node="b", rank=1, cause=GPU, strategy=FailoverStrategy.NODE))
     assert job.members == ["a"]
     again = job.request("b2", msgspec.structs.replace(IDLE, seq=1), nnodes=(1, 2), name="b")
-    from outlast.core.events import Joined
-
     job.handle(Joined(again), job.now)
     assert job.job.spares == 0
 

@@ -6,6 +6,9 @@ import io
 import os
 import pickle
 import random
+import shutil
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -290,6 +293,25 @@ def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
         checkpointer().restore(state)
 
 
+@pytest.mark.parametrize("other", ["step", "job"])
+def test_a_shard_of_another_step_or_job_is_never_used(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path, other: str
+) -> None:
+    """Of the same size and the same shape: only its hash tells."""
+    saved(checkpointer, 1, 2)
+    strange = tmp_path / "ck" / disk.final_name(1)
+    if other == "job":
+        another = Checkpointer(tmp_path / "other")
+        another.save(2, {"x": torch.full((100,), 9.0)}, durable=True)
+        another.wait()
+        another.close()
+        strange = tmp_path / "other" / disk.final_name(2)
+    shutil.copy(strange / "__0_0.distcp", tmp_path / "ck" / disk.final_name(2))
+    state: dict[str, Any] = {"x": None}
+    assert checkpointer().restore(state) == 1
+    assert torch.equal(state["x"], torch.ones(100))
+
+
 def test_a_given_step_is_restored_or_said_to_be_missing(checkpointer: Callable[..., Checkpointer]) -> None:
     saved(checkpointer, 1, 2)
     state: dict[str, Any] = {"x": None}
@@ -302,8 +324,6 @@ def test_a_given_step_is_restored_or_said_to_be_missing(checkpointer: Callable[.
 def test_memory_of_a_directory_that_was_removed_is_not_of_this_one(
     checkpointer: Callable[..., Checkpointer], tmp_path: Path
 ) -> None:
-    import shutil
-
     saver = checkpointer()
     saver.save(1, {"x": torch.ones(1)})
     shutil.rmtree(tmp_path / "ck")
@@ -359,6 +379,30 @@ def test_a_state_that_does_not_fit_is_one_line(checkpointer: Callable[..., Check
         assert "\n" not in str(caught.value)
 
 
+def test_zeros_optimizers_are_refused(checkpointer: Callable[..., Checkpointer]) -> None:
+    """They look like any state, and are another one on each rank: one of them would be taken for all."""
+    kind = type("Zero", (), {"state_dict": dict, "load_state_dict": lambda *_: None})
+    kind.__module__ = "deepspeed.runtime.zero.stage_1_and_2"
+    with pytest.raises(ValueError, match=r"optim is an optimizer of DeepSpeed's ZeRO.*DeepSpeed's own checkpoints"):
+        checkpointer().save(1, {"optim": kind()})
+
+
+def test_a_model_that_megatron_has_split_is_refused(
+    checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts look replicated."""
+    model, ours = nn.Linear(2, 2), nn.Linear(2, 2)
+    model.weight.tensor_model_parallel = True  # type: ignore[attr-defined]
+    sizes = {"get_tensor_model_parallel_world_size": lambda: 1, "get_pipeline_model_parallel_world_size": lambda: 1}
+    groups = types.SimpleNamespace(**sizes)
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", groups)  # type: ignore[arg-type]
+    assert checkpointer().save(1, {"model": model})
+    groups.get_tensor_model_parallel_world_size = lambda: 2
+    assert checkpointer().save(1, {"model": ours})
+    with pytest.raises(ValueError, match=r"model is a model of Megatron-core.*dist_checkpointing"):
+        checkpointer().save(1, {"model": model})
+
+
 def test_what_cannot_be_saved_is_named(checkpointer: Callable[..., Checkpointer]) -> None:
     for value, why in (
         (torch.ones(3).to_sparse(), "x.y is a sparse or quantized tensor"),
@@ -370,7 +414,7 @@ def test_what_cannot_be_saved_is_named(checkpointer: Callable[..., Checkpointer]
         checkpointer().save(1, {"a": {"b": 1}, "a.b": 2})
 
 
-@pytest.mark.parametrize("options", [{"keep_last": 0}, {"every": 0}, {"every": 1.5}, {"every": "auto"}])
+@pytest.mark.parametrize("options", [{"keep_last": 0}, {"every": 0}, {"every": 1.5}, {"every": "soon"}])
 def test_bad_options_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         outlast.Checkpointer(tmp_path, **options)

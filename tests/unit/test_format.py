@@ -14,6 +14,7 @@ import pytest
 import xxhash
 
 from outlast.checkpoint import format as disk
+from outlast.checkpoint.directory import Directory
 from outlast.checkpoint.format import CHUNK, Damaged, File, Part, Save, commit, found, read_manifest, verify
 
 SAVE = Save(run="ab12", sequence=3, step=7, generation=1, world=2, job="job")
@@ -192,9 +193,10 @@ def test_overtaken_and_forgotten_drafts_are_removed_and_others_are_not(tmp_path:
     )
     for save in (overtaken, other, ahead, forgotten):
         write(tmp_path / disk.draft_name(save), 0, b"x", save)
-    long_ago = time.time() - 2 * disk.STALE
+    long_ago = time.time() - 2 * Directory.stale
     for path in (tmp_path / disk.draft_name(forgotten), *(tmp_path / disk.draft_name(forgotten)).iterdir()):
         os.utime(path, (long_ago, long_ago))
     disk.clear_drafts(tmp_path, SAVE)
-    assert {run for _, run, _ in disk.drafts(tmp_path)} == {"cd34", "ab12"}
-    assert [sequence for _, run, sequence in disk.drafts(tmp_path) if run == "ab12"] == [4]
+    left = Directory(tmp_path).drafts()
+    assert {draft.run for draft in left} == {"cd34", "ab12"}
+    assert [draft.sequence for draft in left if draft.run == "ab12"] == [4]

@@ -639,3 +639,38 @@ def test_a_heartbeat_that_changes_nothing_need_not_be_written_down() -> None:
     assert here.job.idle
     here.say("a", now=1.6, state=State.FINISHED, clear=True)
     assert not here.job.idle
+
+
+def test_a_heartbeat_that_tells_more_about_a_clock_is_written_down() -> None:
+    here = two_running()
+    here.say("a", now=5.0, sent=3.0)
+    assert not here.job.idle
+    here.say("a", now=6.0, sent=4.0)
+    assert here.job.idle, "the same again"
+    here.say("a", now=7.0, sent=5.5)
+    assert not here.job.idle
+
+
+def test_a_member_that_another_coordinator_has_told_to_stop_ends_the_generation() -> None:
+    here = two_running()
+    commands = here.say("b", now=2.0, floor=1)
+    assert here.job.phase is Phase.STOPPING
+    assert any(isinstance(c, Note) and "the workers of node b were told to stop" in c.text for c in commands)
+
+
+def test_workers_that_are_ending_when_a_coordinator_takes_over_are_not_taken_for_running_ones() -> None:
+    here = two_running()
+    here.say("b", now=2.0, floor=0)
+    here.reports["b"] = msgspec.structs.replace(here.reports["b"], floor=1)
+    here.succeed("a", 2, now=3.0, charter=here.heard["a"].charter)
+    here.join("a", now=3.0)
+    here.join("b", now=3.0)
+    here.beat("a", "b", now=3.1)
+    assert here.job.phase is Phase.STOPPING
+
+
+def test_who_joins_hears_where_else_a_coordinator_may_be() -> None:
+    here = two_running()
+    commands = here.join("c", now=2.0)
+    (welcome,) = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, Welcome)]
+    assert [each.node for each in welcome.successors] == ["a", "b"]

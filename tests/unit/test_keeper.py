@@ -14,7 +14,7 @@ import pytest
 from outlast.agent import keeper as keepers
 from outlast.agent import keeper_process
 from outlast.agent.keeper import Keeper, arena_of
-from outlast.agent.keeper_process import snapshots
+from outlast.agent.memory import snapshots
 from outlast.agent.place import Place, hold, taken
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Arena

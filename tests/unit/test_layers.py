@@ -30,7 +30,7 @@ ALLOWED = {
     "commission": {"messages"},
     "journal": {"core", "messages"},
     "core": {"messages", "config", "diagnosis"},
-    "data": {"worker"},
+    "data": {"worker", "core", "messages"},
 }
 FORBIDDEN = {
     "agent": {"coordinator", "worker", "data", "cli"},
@@ -41,7 +41,9 @@ FORBIDDEN = {
 FORBIDDEN["checks"] = {"agent", "coordinator", "core", "cli"}
 FORBIDDEN["checkpoint"] = {"agent", "coordinator", "core", "cli"}
 # The worker's half of the checkpoints; the other half is the agent's, too.
-WITH_TORCH = {"outlast.checkpoint." + name for name in ("checkpointer", "layout", "reader", "state")}
+WITH_TORCH = {
+    "outlast.checkpoint." + name for name in ("checkpointer", "export", "flight", "layout", "reader", "state")
+}
 # Nothing off the wire is unpickled: what cannot unpickle, does not.
 UNPICKLES = {"pickle", "_pickle", "cPickle", "shelve", "marshal", "dill", "cloudpickle", "torch"}
 
@@ -100,7 +102,7 @@ def test_every_package_says_what_it_is_for(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
-    if room(name_of(path)) not in ("worker", "data", "checks") and name_of(path) not in WITH_TORCH:
+    if room(name_of(path)) not in ("worker", "data", "checks", "integrations") and name_of(path) not in WITH_TORCH:
         assert not {module.split(".")[0] for module in imported(path)} & UNPICKLES
 
 
@@ -115,6 +117,7 @@ def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
         ("outlast.data.order", ["torch", "numpy", "random"]),
         ("outlast.data.position", ["torch", "numpy"]),
         ("outlast.data.seeds", ["torch", "numpy", "random"]),
+        ("outlast.data.shards", ["torch", "numpy", "asyncio", "outlast.agent", "outlast.coordinator"]),
         ("outlast.core.job", ["torch", "asyncio", "socket", "threading", "subprocess", "random", "outlast.agent"]),
         ("outlast.core.node", ["torch", "asyncio", "socket", "threading", "subprocess", "random", "outlast.agent"]),
         ("outlast", ["torch", "asyncio", "outlast.agent", "outlast.coordinator"]),

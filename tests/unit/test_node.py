@@ -359,3 +359,19 @@ def test_an_answer_that_was_waiting_meanwhile_does_not_hide_that_the_lease_had_e
 def test_workers_that_finished_while_the_agent_was_held_up_have_finished(running: Node) -> None:
     running.handle(Exited(1), LEASE + 1)
     assert told(running.handle(Cleared(1), LEASE + 1)).state is State.FINISHED
+
+
+def test_a_node_that_missed_the_welcome_is_as_patient_as_its_charter_says() -> None:
+    node = Node("a", store_port=7)
+    node.handle(STANDING, 0.0)
+    node.handle(start(1), 0.1)
+    node.handle(Exited(1), 0.2)
+    node.handle(Cleared(1), 0.2)
+    assert of(Hangup, node.handle(Tick(), 0.3 + RULES.node_timeout))
+
+
+def test_it_looks_for_a_coordinator_where_another_has_heard_that_one_may_be(running: Node) -> None:
+    assert running.successors == ()
+    elsewhere = Successor("z", "z", "host9", 9)
+    running.handle(Received(Welcome(1.0, LEASE, 0.5, (elsewhere,))), 0.2)
+    assert running.successors == (elsewhere,)

@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint import persist as persisting
 from outlast.checkpoint.arena import Arena, Mark, Slot
 from outlast.checkpoint.background import Thread
-from outlast.checkpoint.persist import persist, prune, write_file
+from outlast.checkpoint.persist import persist, prune
 from snapshots import SIZE, fill, kill_within, mark, ticket
 
 
@@ -67,7 +66,7 @@ def test_a_file_is_the_memory_with_and_without_the_page_cache(
 
         monkeypatch.setattr(os, "pwrite", refuse)
     slot = seal(arena, 3, tmp_path)
-    file = write_file(tmp_path / "file", slot.data[:SIZE])
+    file = disk.write_shard(tmp_path, "file", slot.data[:SIZE])
     assert (tmp_path / "file").read_bytes() == bytes([3]) * SIZE
     assert len(file.chunks) == 4
     assert disk.verify_file(tmp_path, file) == []
@@ -132,18 +131,46 @@ def test_an_error_of_fsync_is_one_line_and_no_checkpoint(
     assert disk.found(tmp_path / "ck") == []
 
 
+def test_whichever_fsync_fails_what_is_there_is_whole_and_the_next_save_is_tried_again(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, count = os.fsync, 0
+
+    def fail(descriptor: int) -> None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            raise OSError(5, "Input/output error")
+        sync(descriptor)
+
+    for sequence in range(1, 30):
+        slot = seal(arena, sequence, tmp_path / "ck")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            count = sequence
+            outcome = persist([slot.path], ticket(sequence))
+        if count > 0:
+            break
+        assert "Input/output error" in outcome.problem
+        assert outcome.problem.count("\n") == 0
+        assert [problem for each in disk.found(tmp_path / "ck") for problem in disk.verify(each.path)] == []
+    assert sequence > 5
+    assert outcome.path == str(tmp_path / "ck" / disk.final_name(sequence))
+    assert [path.name for path in (tmp_path / "ck").glob(".*")] == []  # nor is anything left of those that failed
+
+
 def test_the_newest_wins_while_the_disk_is_behind(
     arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    write = persisting.write_file
+    write = disk.write_shard
 
-    def slow(path: Path, data: memoryview) -> disk.File:
+    def slow(draft: Path, name: str, data: memoryview) -> disk.File:
         begun.set()
         assert go_on.wait(30)
-        return write(path, data)
+        return write(draft, name, data)
 
-    monkeypatch.setattr(persisting, "write_file", slow)
+    monkeypatch.setattr(disk, "write_shard", slow)
     background = Thread()
     keep: set[Mark] = set()
     for sequence in range(7):

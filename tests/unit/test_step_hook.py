@@ -14,11 +14,12 @@ from outlast.board import Board, Reading
 
 OPTIMIZER = """
 import torch
-hooks = []
+before, hooks = [], []
+register_optimizer_step_pre_hook = before.append
 register_optimizer_step_post_hook = hooks.append
 
 def step():
-    for hook in hooks:
+    for hook in before + hooks:
         hook(None, (), {})
 """
 INSTALL = "from outlast.worker import step_hook; step_hook.install()"
@@ -56,6 +57,14 @@ def test_the_steps_of_optimizers_are_seen_whether_torch_is_imported_later_or_was
 ) -> None:
     assert after(f"{INSTALL}; {TRAIN}", board, torch).step == 3
     assert after(f"import torch.optim.optimizer; {INSTALL}; {TRAIN}", board, torch).step == 3
+
+
+def test_the_section_that_optimizers_steps_come_after_is_seen(board: Board, torch: Path) -> None:
+    sections = "import outlast; [outlast.section(name).__enter__().__exit__(None, None, None) for name in ('a', 'b')]"
+    after(f"{INSTALL}; {sections}; {TRAIN}", board, torch)
+    totals = board.totals(0)
+    assert totals is not None
+    assert totals.waited == "b"
 
 
 def test_a_script_that_counts_its_own_steps_is_not_contradicted(board: Board, torch: Path) -> None:

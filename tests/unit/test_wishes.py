@@ -164,7 +164,7 @@ def test_a_node_that_is_excluded_is_let_go_and_its_next_life_refused() -> None:
 def test_a_coordinator_that_comes_after_still_knows_whom_to_refuse() -> None:
     here = Rehearsal()
     here.say("b", leaving=Leaving.DRAIN, wish=wish(Wanted.EXCLUDE_NODE))
-    memory, charter = here.job.memory(), here.job._charter("a")
+    memory, charter = here.job.memory(), here.job._charter("a", 2.0)
     for again in (
         Job(RULES, 9.0, term=Term(2), memory=memory),
         Job(RULES, 9.0, term=Term(2), charter=msgspec.msgpack.decode(msgspec.msgpack.encode(charter), type=Charter)),

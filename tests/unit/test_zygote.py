@@ -72,9 +72,11 @@ class Observed(Zygote):
 class Nursery:
     """One zygote, and the workers that come from it."""
 
-    def __init__(self, command: Sequence[str], *, preload: Sequence[str] = (), patience: float = 10.0) -> None:
+    def __init__(
+        self, command: Sequence[str], *, preload: Sequence[str] = (), patience: float = 10.0, spares: int = 0
+    ) -> None:
         self.command = command
-        self.zygote = Observed(command, os.environ, preload=preload, patience=patience)
+        self.zygote = Observed(command, os.environ, preload=preload, patience=patience, spares=spares)
         self.forked = 0
 
     async def ready(self) -> None:

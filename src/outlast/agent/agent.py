@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,16 +19,18 @@ from pathlib import Path
 import msgspec
 
 from outlast import rulebook
-from outlast.agent import supervisor
+from outlast.agent import gpus, supervisor
 from outlast.agent.checker import Checker
+from outlast.agent.desk import Desk
 from outlast.agent.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
 from outlast.agent.hangs import Hangs
 from outlast.agent.judge import Judge
-from outlast.agent.keeper import Keeper
+from outlast.agent.keeper import Keeper, Line, listen
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
+from outlast.agent.pace import Pacing
 from outlast.agent.place import Place
 from outlast.agent.ports import StorePort
 from outlast.agent.seat import Seat
@@ -40,6 +42,7 @@ from outlast.agent.zygote import Zygote
 from outlast.agent.zygote_process import startup
 from outlast.board import Action, Request
 from outlast.clock import now
+from outlast.commission import Tls
 from outlast.config import Settings, termination_signal
 from outlast.core.node import (
     Agree,
@@ -54,7 +57,10 @@ from outlast.core.node import (
     Examined,
     Exit,
     Exited,
+    Halting,
+    HaltWorkers,
     Hangup,
+    Holds,
     Host,
     Lease,
     Leave,
@@ -62,6 +68,7 @@ from outlast.core.node import (
     Node,
     NotHosted,
     Observe,
+    Paced,
     Received,
     Retire,
     Show,
@@ -72,6 +79,7 @@ from outlast.core.node import (
     Tick,
     Wished,
 )
+from outlast.diagnosis.evidence import Evidence
 from outlast.failover import FailureInfo
 from outlast.launch import Launch
 from outlast.messages import (
@@ -79,10 +87,14 @@ from outlast.messages import (
     Failure,
     FromCoordinator,
     Join,
+    Keeping,
     Leaving,
     Over,
+    Pace,
+    Standing,
     State,
     Term,
+    Told,
     Wanted,
     Welcome,
     Wish,
@@ -127,7 +139,9 @@ class Agent:
         self.seat = Seat(launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted)
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
-        self._keeper = Keeper(place, linger=settings.snapshot_linger, level=settings.log_level)
+        self._keeper = Keeper(
+            place, linger=settings.snapshot_linger, level=settings.log_level, line=self._line_to_other_keepers()
+        )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
         self._zygote = self._warm()
         self._checker = Checker(
@@ -138,6 +152,7 @@ class Agent:
         self._ending = termination_signal(settings.rank_termination_signal)
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hangs: Hangs | None = None
+        self._pacing: Pacing | None = None
         self._error_files: list[str] = []
         self._witness = Witness()
         self._judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
@@ -150,16 +165,25 @@ class Agent:
         self._welcomed = False
         self._hung_up_since = float("nan")
         self._link = Link(
-            lambda: self.seat.places(self._node.charter),
+            lambda: self.seat.places(self._node.successors),
             self.seat.token,
             tls=self.seat.tls,
             patience=settings.connect_timeout,
             choose=lambda standings: self._node.choose(standings, now()),
             obeyed=lambda: self._node.obeyed,
-            connected=lambda standing: self._feed(Connected(standing)),
+            connected=self._connected,
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
+        self._desk = Desk(self._link.send)
+
+    def _line_to_other_keepers(self) -> Line | None:
+        settings, launch = self._settings, self._launch
+        listener = listen(loopback=launch.endpoint.loopback) if launch.max_nodes > 1 else None
+        if listener is None:
+            return None
+        tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_ca) if settings.tls else None
+        return Line(listener, self.seat.token, tls, settings.replicas)
 
     def _next_term(self) -> Term:
         return Term(self._node.term.number + 1, self._id)
@@ -183,6 +207,7 @@ class Agent:
             zygote_environment(launch, os.environ),
             preload=preload,
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
+            spares=launch.nproc if settings.warm_cuda else 0,
         )
         if preload or settings.network_check or launch.check_only or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()
@@ -199,6 +224,7 @@ class Agent:
             self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
         if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
             self._guard.start()
+        await self._desk.open()
         linking = asyncio.create_task(self._link.run())
         try:
             linking.add_done_callback(self._link_ended)
@@ -213,6 +239,7 @@ class Agent:
             await self._group.stop(signal.SIGKILL, 0)
         await self._checker.stop()
         self._unwatch()
+        self._desk.close()
         if self._extension is not None:
             self._extension.close()  # whoever waits for its answer does so no longer
         if self._tasks:
@@ -264,11 +291,21 @@ class Agent:
         log.warning("%s: %s (once more to end at once)", number.name, what)
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
 
+    def _connected(self, standing: Standing) -> None:
+        if self._node.clear:
+            self._feed(Holds(self._keeper.held()))
+        self._feed(Connected(standing))
+
     def _received(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
             log.log(self._level, "joined the job as node %s", self._name)
+        if isinstance(message, Told):
+            self._desk.told(message)
+            return
         self._feed(Received(message))
+        if isinstance(message, Welcome):
+            self._desk.repeat()
 
     # -- the core
 
@@ -293,7 +330,7 @@ class Agent:
         if isinstance(command, Tell):
             self._link.send(self._joining(command) if command.first else command.report)
         elif isinstance(command, StartWorkers):
-            self._start(command.assignment)
+            self._start(command.assignment, command.keeping)
         elif isinstance(command, StopWorkers):
             grace = self._launch.shutdown_timeout if command.grace is None else command.grace
             self._stop(command.generation, grace)
@@ -317,6 +354,10 @@ class Agent:
         elif isinstance(command, Blame):
             if self._hangs is not None:
                 self._hangs.named(command.named)
+        elif isinstance(command, HaltWorkers):
+            if self._watch is not None:
+                self._watch.halt(command.at, command.durable)
+                self._halting()
         elif isinstance(command, Host):
             self._host(command.term)
         elif isinstance(command, Retire):
@@ -339,7 +380,7 @@ class Agent:
             name=self._name,
             nproc=launch.nproc,
             role=launch.role,
-            addr=launch.local_addr or self._address(),
+            addr=self._address(),
             job=launch.job,
             entrypoint=launch.entrypoint,
             nnodes=(launch.min_nodes, launch.max_nodes),
@@ -352,6 +393,8 @@ class Agent:
             charter=self._node.charter,
             assignment=self._node.assignment,
             since=self._place.since,
+            keeper=self._keeper.port,
+            hands=self._desk.statement(),
         )
 
     def _host(self, term: Term) -> None:
@@ -364,13 +407,15 @@ class Agent:
 
     def _address(self) -> str:
         """Where other nodes reach this one: as the network has it, or by the name that they reach it with already."""
+        if self._launch.local_addr:
+            return self._launch.local_addr
         address, endpoint = self._link.address, self._launch.endpoint
         own = ip_address(address.partition("%")[0]).is_loopback and not endpoint.loopback
         return endpoint.host if own else address
 
     # -- workers
 
-    def _start(self, assignment: Assignment) -> None:
+    def _start(self, assignment: Assignment, keeping: Keeping) -> None:
         launch = self._launch
         self._assignment = assignment
         if assignment.fresh and self._zygote is not None:
@@ -383,18 +428,29 @@ class Agent:
         try:
             self._watch = watch = self._watching()
             hook, arena = self._settings.step_hook, str(self._keeper.arena)
+            partner = self._keeper.begin(assignment.generation, self._address(), keeping)
             environments = [
                 worker_environment(
-                    launch, assignment, r, os.environ, board=watch.address(r), arena=arena, step_hook=hook
+                    launch,
+                    assignment,
+                    r,
+                    os.environ,
+                    board=watch.address(r),
+                    arena=arena,
+                    partner=partner,
+                    desk=self._desk.address,
+                    step_hook=hook,
                 )
                 for r in ranks
             ]
+            self._desk.begin(assignment.generation, assignment.first_rank, launch.nproc)
             streams = self._logs.open(assignment, environments)
             self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
             self._witness.begin(streams)
             self._guard.watch(self._group.pids)
             self._hangs = self._attending(assignment, self._group, watch)
+            self._pacing = self._paces(assignment, watch)
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
@@ -434,6 +490,8 @@ class Agent:
         assert self._assignment is not None
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
+        if exit_code == 0:
+            self._desk.exited(self._assignment.first_rank + local_rank)
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
         if exit_code != 0 and not hung and not self._node.told_to_stop:
@@ -468,21 +526,25 @@ class Agent:
             failure = msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
         log_file = self._witness.log_of(failure.local_rank)
         restarts = self._assignment.restart_count if self._assignment is not None else 0
-        failure = self._judge.judged(failure, evidence, log=log_file, first=first, restarts=restarts)
-        if self._extension is None or not first:
+        judged = partial(self._judge.judged, failure, log=log_file, first=first, restarts=restarts)
+        failure = judged(evidence)
+        if not first or (self._extension is None and not gpus.concerned(evidence)):
             return failure
-        self._run(self._ask(self._extension, failure))
+        self._run(self._consider(failure, evidence, judged))
         return msgspec.structs.replace(failure, pending=True)
 
-    async def _ask(self, extension: Extension, failure: Failure) -> None:
-        """Let the user's extension decide, while the workers are being ended."""
+    async def _consider(self, failure: Failure, evidence: Evidence, judged: Callable[[Evidence], Failure]) -> None:
+        """While the workers are being ended: look at the GPUs, and let the user's extension decide."""
         assert self._assignment is not None
         generation, restarts = self._assignment.generation, self._assignment.restart_count
-        info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
-        strategy = await extension.ask(info)
-        if strategy is not None:
-            decided = f"decided by {extension.reference}"
-            failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
+        if gpus.concerned(evidence):
+            failure = judged(msgspec.structs.replace(evidence, gpus=await gpus.states()))
+        if self._extension is not None:
+            info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
+            strategy = await self._extension.ask(info)
+            if strategy is not None:
+                decided = f"decided by {self._extension.reference}"
+                failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
         self._feed(Decided(generation, failure))
 
     def _stop(self, generation: int, grace: float) -> None:
@@ -506,6 +568,7 @@ class Agent:
             self._unwatch()
             self._logs.finish()
             self._release_port()
+            self._feed(Holds(self._keeper.held()))
             self._feed(Cleared(generation))
             if self._node.state is State.FINISHED:
                 log.log(self._level, "generation %d: every worker here has finished", generation)
@@ -521,17 +584,45 @@ class Agent:
             late=self._late,
             asked=self._asked,
             calibrate=self._measured,
-            rung=self._keeper.look,
+            rung=self._rung,
             longest=self._longest,
         )
 
+    def _paces(self, assignment: Assignment, watch: Watch) -> Pacing | None:
+        """Looks at how the ranks get on, to be compared with all others; where there are others."""
+        if self._settings.straggler == "off" or assignment.world_size == 1:
+            return None
+
+        def tell(paces: tuple[Pace, ...]) -> None:
+            self._feed(Paced(assignment.generation, paces))
+
+        return Pacing(
+            watch.totals,
+            first_rank=assignment.first_rank,
+            nproc=self._launch.nproc,
+            nodes=assignment.group_world_size,
+            tell=tell,
+        )
+
     def _unwatch(self) -> None:
+        if self._pacing is not None:
+            self._pacing.close()
+            self._pacing = None
         if self._hangs is not None:
             self._hangs.close()
             self._hangs = None
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+    def _rung(self) -> None:
+        self._keeper.look()
+        self._halting()
+
+    def _halting(self) -> None:
+        halted = self._watch.halted() if self._watch is not None else None
+        if halted is not None and self._assignment is not None:
+            self._feed(Halting(self._assignment.generation, halted))
 
     def _measured(self, number: int | None = None) -> None:
         self._feed(Measured(self._watch.measures() if self._watch is not None else {}, number))

@@ -11,7 +11,10 @@ from outlast.messages import Assignment
 
 # Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error file and
 # board belong to whoever started the launcher. A worker's error file is named when its logs are opened.
-_WITHHELD = ("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_STEP_HOOK", "OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE")
+_WITHHELD = (
+    *("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_DESK", "OUTLAST_PARTNER", "OUTLAST_STEP_HOOK", "OUTLAST_TOKEN"),
+    "TORCHELASTIC_ERROR_FILE",
+)
 
 
 def worker_environment(
@@ -22,11 +25,14 @@ def worker_environment(
     *,
     board: str = "",
     arena: str = "",
+    partner: str = "",
+    desk: str = "",
     step_hook: bool = True,
 ) -> dict[str, str]:
     """The whole environment of one worker: `base`, the agent's own, and what torchrun adds to it.
 
-    `board`: where this worker says how it is (see `outlast.board`). `arena`: where its snapshots go.
+    `board`: where this worker says how it is (see `outlast.board`). `arena`: where its snapshots go; `partner`:
+    the host that gets copies of them. `desk`: where it asks for shards (see `outlast.agent.desk`).
 
     `TORCHELASTIC_ERROR_FILE` is not in it yet: `JobLogs.open` knows where it lies and adds it.
     Raises ValueError when `--virtual-local-rank` has no device for this worker.
@@ -59,6 +65,10 @@ def worker_environment(
         environment["OUTLAST_BOARD"] = board
     if arena:
         environment["OUTLAST_ARENA"] = f"{arena}:{local_rank}"
+    if partner:
+        environment["OUTLAST_PARTNER"] = partner
+    if desk:
+        environment["OUTLAST_DESK"] = desk
     if not step_hook:
         environment["OUTLAST_STEP_HOOK"] = "false"
     if launch.virtual_local_rank:

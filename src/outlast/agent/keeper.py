@@ -1,4 +1,8 @@
-"""The agent's side of the keeper: starts it with the first snapshot, tells it what happens, and sees it off."""
+"""The agent's side of the keeper: starts it with the first snapshot, tells it what happens, and sees it off.
+
+The socket on which other nodes reach it is the agent's, so that its port is known before there is a keeper, and stays
+the same when one is replaced.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,27 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast.agent import keeper_process
-from outlast.agent.keeper_process import ENDED, LOOK, OVER
+import msgspec
+
+from outlast.agent import keeper_process, memory
+from outlast.agent.keeper_process import COMPLETE, ENDED, LOOK, NETWORK, OVER, PARTNER, Complete, Network
 from outlast.agent.pidfd import pidfd_open
 from outlast.agent.place import Place
+from outlast.checkpoint import shards
+from outlast.checkpoint.arena import make_private
+from outlast.checkpoint.channel import key_of
+from outlast.checkpoint.shards import Agreed
+from outlast.commission import Tls
+from outlast.messages import Held, Keeping, Snapshot
 
 log = logging.getLogger("agent")
 
@@ -32,29 +47,112 @@ def arena_of(place: Place) -> Path:
     return SHARED_MEMORY / f"outlast-{os.getuid()}-{place.key[:16] or secrets.token_hex(8)}"
 
 
+@dataclass(frozen=True)
+class Line:
+    """How other nodes reach this one's keeper, and it them."""
+
+    listener: socket.socket
+    token: Callable[[], str | None]
+    tls: Tls | None = None
+    replicas: int = 1  # whether copies of this node's snapshots are sent to another
+
+    @property
+    def port(self) -> int:
+        port: int = self.listener.getsockname()[1]
+        return port
+
+    @property
+    def key(self) -> str:
+        return key_of(self.token() or "")
+
+
+def listen(*, loopback: bool) -> socket.socket | None:
+    """A socket for a keeper, on any free port; None where there cannot be one, and then no memory is shared."""
+    try:
+        if loopback:
+            return socket.create_server(("127.0.0.1", 0))
+        if socket.has_dualstack_ipv6():
+            with suppress(OSError):
+                return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", 0))
+    except OSError as error:
+        log.warning("no other node can read this one's snapshots: %s", error)
+        return None
+
+
 class Keeper:
-    """Has this node's snapshots written to disk. Made within a running loop.
+    """Has this node's snapshots written to disk, and copied to another node. Made within a running loop.
 
     keeper = Keeper(place, linger=60.0, level="info")
     environment["OUTLAST_ARENA"] = f"{keeper.arena}:{local_rank}"
+    keeper.begin(2, "10.0.0.1", keeping)  # when the workers of a generation are about to be started
     keeper.look()            # when a worker rings
     keeper.ended()           # when the workers are gone, and not because they were done
     await keeper.close()     # when this node is done: all that is to be on disk is, and the memory is given back
     """
 
-    def __init__(self, place: Place, *, linger: float, level: str) -> None:
+    def __init__(self, place: Place, *, linger: float, level: str, line: Line | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self.arena = arena_of(place)
         self._command = [
             *(sys.executable, "-m", keeper_process.__name__, str(self.arena)),
             *(place.key, str(linger), level),
         ]
+        self._line = line
+        self._partner: tuple[str, int] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._gone = asyncio.Event()
         self._closing = False
         self._born = 0.0
         self._brief_lives = 0
+
+    @property
+    def port(self) -> int:
+        """Where other nodes reach it; 0: nowhere."""
+        return self._line.port if self._line is not None else 0
+
+    def held(self) -> tuple[Held, ...]:
+        """What is in memory here. To be asked when no worker changes it."""
+        return memory.held(self.arena)
+
+    def begin(self, generation: int, address: str, keeping: Keeping) -> str:
+        """A generation starts: have its workers find what they can restore from memory, and its snapshots be copied.
+
+        `address` is this node's own. Returns the host of the node that gets the copies; "" if none does.
+        """
+        line, partner = self._line, keeping.partner
+        self._partner = (partner.addr, partner.port) if partner is not None and line is not None else None
+        if line is None or not line.replicas:
+            self._partner = None
+        if self._process is not None:
+            self._tell(PARTNER + msgspec.json.encode(self._partner))
+        if keeping.snapshots:
+            key, tls = (line.key, line.tls is not None) if line is not None else ("", False)
+            with suppress(OSError):  # they then restore from disk
+                self._hand_out(Agreed(generation, key, tls, keeping.snapshots))
+            self.look()
+            self._complete(keeping.snapshots[0], (address, self.port))
+        return self._partner[0] if self._partner is not None else ""
+
+    def _hand_out(self, agreed: Agreed) -> None:
+        make_private(self.arena)
+        draft = self.arena / f"{shards.FILE}.{os.getpid()}"
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(agreed))
+        draft.rename(self.arena / shards.FILE)
+
+    def _complete(self, snapshot: Snapshot, me: tuple[str, int]) -> None:
+        """If a node is lost, what all go on from is written to disk: its shards by the first who has a copy of each."""
+        lost = set(range(snapshot.world)).difference(*(holder.ranks for holder in snapshot.holders))
+        mine: set[int] = set()
+        for holder in snapshot.holders if lost else ():
+            here = (holder.addr, holder.port) == me
+            mine |= {*holder.ranks, *lost.intersection(holder.replicas)} if here else set()
+            lost -= set(holder.replicas)
+        if mine:
+            task = Complete((snapshot.run, snapshot.sequence), tuple(sorted(mine)))
+            self._tell(COMPLETE + msgspec.json.encode(task))
 
     def look(self) -> None:
         """Snapshots may be there that are to be on disk."""
@@ -77,6 +175,8 @@ class Keeper:
             gone.cancel()
             self._end()
         keeper_process.remove(self.arena)  # that of an agent, and a keeper, that were killed before us
+        if self._line is not None:
+            self._line.listener.close()
 
     def _tell(self, word: bytes) -> None:
         if self._process is None and not self._start():
@@ -92,9 +192,15 @@ class Keeper:
         self._gone.clear()
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                bufsize=0,
+                pass_fds=[self._line.listener.fileno()] if self._line is not None else [],
             )
             self._pidfd = pidfd_open(self._process.pid)
+            self._introduce()
         except OSError as error:
             log.error("no keeper: snapshots will not be written to disk (%s)", error)
             self._end()
@@ -103,6 +209,13 @@ class Keeper:
         os.set_blocking(self._process.stdin.fileno(), False)
         self._loop.add_reader(self._pidfd, self._exited)
         return True
+
+    def _introduce(self) -> None:
+        """Tell a new keeper what it needs for other nodes. Not on its command line, which all can read."""
+        if self._line is not None:
+            network = Network(self._line.listener.fileno(), self._line.key, self._line.tls)
+            self._tell(NETWORK + msgspec.json.encode(network))
+            self._tell(PARTNER + msgspec.json.encode(self._partner))
 
     def _exited(self) -> None:
         assert self._process is not None

@@ -1,10 +1,14 @@
 """The keeper: a process beside the agent that writes snapshots to disk, also when workers and agent have died.
 
-    agent ── a pipe: "look", "ended", "over"; its end is the agent's ── keeper ── the arena's pages ── disk
+    agent ── a pipe: "look", "ended", "over", …; its end is the agent's ── keeper ── the arena's pages ── disk
+                                                                             └── other nodes' keepers, and workers
 
 It is started with the first snapshot of a node, and nothing binds its life to the agent's: what is in memory is worth
 the most when everybody else is gone. So after the agent's end it writes the newest snapshot that all ranks here have
 sealed, leaves the memory for the next agent of this place, and removes it when none has come in time.
+
+Where the job has other nodes, it also gives shards to who restores (`serving.py`) and sends copies of each snapshot to
+another node's keeper (`sending.py`), in threads: writing to disk takes long.
 
 Who reads a slot has it locked, and the kernel ends the lock with its holder: nothing is left to be cleaned up after a
 keeper that was killed, and the next one begins by looking at what is there and what is on disk.
@@ -18,49 +22,50 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
+import msgspec
+
+from outlast import certificate
 from outlast import log as logs
+from outlast.agent.memory import Snapshot, shards, snapshots
 from outlast.agent.place import taken
-from outlast.checkpoint import arena
+from outlast.agent.sending import Sending
+from outlast.agent.serving import Serving
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.arena import Mark, Ticket
+from outlast.checkpoint.arena import Mark
 from outlast.checkpoint.background import tell
 from outlast.checkpoint.persist import Outcome, persist
+from outlast.checkpoint.shards import damage
+from outlast.checkpoint.storage import address
+from outlast.commission import Tls
 
 log = logging.getLogger("keeper")
 
 LOOK, ENDED, OVER = b"look", b"ended", b"over"
+NETWORK, PARTNER, COMPLETE = b"network ", b"partner ", b"complete "  # and what follows, in JSON
 DOOR = "door"  # in the arena, where a keeper waits for the next one
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The slots of one save, of all ranks of this node."""
+class Network(msgspec.Struct, frozen=True):
+    """What a keeper needs for other nodes: told by its agent, and by nobody else."""
 
-    ticket: Ticket  # of one of them
-    paths: tuple[Path, ...]
-
-    @property
-    def mark(self) -> Mark:
-        return self.ticket.mark
+    listener: int  # the descriptor of a socket that listens
+    key: str
+    tls: Tls | None = None
 
 
-def snapshots(directory: Path) -> list[Snapshot]:
-    """The snapshots that all ranks of this node have sealed, the newest first."""
-    by_mark: dict[Mark, list[tuple[Path, Ticket]]] = {}
-    for path, ticket in arena.tickets(directory):
-        by_mark.setdefault(ticket.mark, []).append((path, ticket))
-    whole = [Snapshot(slots[0][1], tuple(path for path, _ in slots)) for slots in by_mark.values() if _whole(slots)]
-    return sorted(whole, key=lambda each: each.ticket.saved_at, reverse=True)
+class Complete(msgspec.Struct, frozen=True):
+    """A node is lost, and all go on from this snapshot: these ranks' shards are this node's to write to disk."""
 
-
-def _whole(slots: list[tuple[Path, Ticket]]) -> bool:
-    return len({ticket.rank for _, ticket in slots}) == slots[0][1].here
+    mark: Mark
+    ranks: tuple[int, ...]
 
 
 class Keeper:
@@ -87,13 +92,26 @@ class Keeper:
         there = snapshots(self._directory)
         if not there or there[0].mark in self._done:
             return
-        newest = there[0].ticket
-        with suppress(OSError):
-            stored = disk.found(Path(newest.directory))
-            if stored and stored[0].step >= newest.save.step:
+        self._write(there[0])
+
+    def complete(self, task: Complete) -> None:
+        """Write this node's part of what all go on from, with those that only copies are left of."""
+        found = list(shards(self._directory, task.mark, task.ranks))
+        problem = next(filter(None, (damage(path) for path, _ in found)), "")
+        if problem:
+            log.error("%s: it is not written to disk", problem)
+        elif len(found) == len(task.ranks):
+            self._write(Snapshot(found[0][1], tuple(path for path, _ in found)))
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """Write it, unless something as new is on disk."""
+        ticket = snapshot.ticket
+        with suppress(OSError, ModuleNotFoundError):
+            stored = disk.found(address(ticket.directory))
+            if stored and stored[0].step >= ticket.save.step:
                 return
-        log.info("writing the snapshot of step %d to disk, which was in memory only", newest.save.step)
-        self._persist(there[0])
+        log.info("writing the snapshot of step %d to disk, which was in memory only", ticket.save.step)
+        self._persist(snapshot)
 
     def _persist(self, snapshot: Snapshot) -> None:
         # One keeper at a time: that of an agent that has died may be at it, and two must not write the same file.
@@ -115,11 +133,57 @@ class Keeper:
 
 
 def commands(stream: int) -> Iterator[bytes]:
-    """What the agent says, until it has ended; what has come together is heard together, and said once."""
+    """What the agent says, until it has ended."""
     pending = b""
     while chunk := os.read(stream, 65536):
         *words, pending = (pending + chunk).split(b"\n")
-        yield from dict.fromkeys(words)
+        yield from words
+
+
+class Ear:
+    """Hears the agent, also while the keeper writes to disk."""
+
+    def __init__(self, directory: Path, stream: int) -> None:
+        self._directory, self._stream = directory, stream
+        self._words: SimpleQueue[bytes] = SimpleQueue()
+        self._sending: Sending | None = None
+        threading.Thread(target=self._listen, name="outlast-ear", daemon=True).start()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """What there is to do, until the agent has ended; what has come together is to be done once."""
+        while True:
+            words = [self._words.get()]
+            while not self._words.empty():
+                words.append(self._words.get())
+            for word in dict.fromkeys(words):
+                if not word:
+                    return
+                yield word
+
+    def _listen(self) -> None:
+        try:
+            for word in commands(self._stream):
+                self._hear(word)
+        finally:
+            self._words.put(b"")
+
+    def _hear(self, word: bytes) -> None:
+        if word.startswith(NETWORK):
+            network = msgspec.json.decode(word[len(NETWORK) :], type=Network)
+            try:
+                context = certificate.server_side(network.tls) if network.tls is not None else (None, b"")
+            except (ImportError, OSError, ValueError) as error:
+                log.error("no other node gets or gives snapshots here, for there is no certificate: %s", error)
+                return
+            Serving(self._directory, socket.socket(fileno=network.listener), network.key, tls=context)
+            self._sending = Sending(self._directory, network.key, tls=network.tls is not None)
+        elif word.startswith(PARTNER):
+            if self._sending is not None:
+                self._sending.partner(msgspec.json.decode(word[len(PARTNER) :], type=tuple[str, int] | None))
+        else:
+            if self._sending is not None:
+                self._sending.look()
+            self._words.put(word)
 
 
 def linger(directory: Path, key: str, seconds: float) -> None:
@@ -166,13 +230,18 @@ def main(directory: Path, key: str, seconds: float, level: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
     logs.configure(level, "keeper")
     relieve(directory)
+    with suppress(OSError):
+        os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # whoever asks who uses it finds us
     keeper = Keeper(directory)
+    words = Ear(directory, sys.stdin.fileno())
     keeper.look()
-    for command in commands(sys.stdin.fileno()):
+    for command in words:
         if command == LOOK:
             keeper.look()
         elif command == ENDED:
             keeper.breakpoint()
+        elif command.startswith(COMPLETE):
+            keeper.complete(msgspec.json.decode(command[len(COMPLETE) :], type=Complete))
         elif command == OVER:
             keeper.look()
             remove(directory)

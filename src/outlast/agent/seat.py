@@ -6,7 +6,7 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from outlast.commission import Commission, Tls
 from outlast.config import Settings
 from outlast.journal import recall
 from outlast.launch import Endpoint, Launch
-from outlast.messages import Charter, Rules, Term
+from outlast.messages import Charter, Rules, Successor, Term
 from outlast.token import Record
 
 log = logging.getLogger("agent")
@@ -45,9 +45,8 @@ class Seat:
         self._me = me
         self._secret: str | None = settings.token or None if settings.auth else ""
 
-    def places(self, charter: Charter | None) -> list[Endpoint]:
+    def places(self, successors: Sequence[Successor]) -> list[Endpoint]:
         """Everywhere the coordinator may be, as far as this node knows."""
-        successors = charter.successors if charter is not None else ()
         known = [self.endpoint, *self._launch.others, *(Endpoint(s.addr, s.port) for s in successors)]
         return list(dict.fromkeys(known))
 
@@ -176,11 +175,14 @@ class Seat:
             crash_loop=settings.crash_loop,
             exclude_for=settings.exclude_for,
             eviction_limit=settings.eviction_limit,
+            straggler=settings.straggler,
+            straggler_factor=settings.straggler_factor,
+            planned_change_timeout=settings.planned_change_timeout,
             alone=launch.endpoint.port == 0,
             network_check=settings.network_check or launch.check_only,
             check_only=launch.check_only,
             exclude_straggler=settings.exclude_straggler,
-            straggler_factor=settings.straggler_factor,
+            slow_node_factor=settings.slow_node_factor,
             node_check_timeout=settings.node_check_timeout,
             comm_perf_test=settings.comm_perf_test,
         )

@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from outlast.board import Board, LastWords, Reading, Request
+from outlast.board import Board, LastWords, Reading, Request, Totals
 from outlast.config import Settings, section_timeouts
 from outlast.core.hang import SUSPICIOUS_AFTER, Clock, Late, Timeouts, calibrated, late, look_again, merged, suspicion
+from outlast.messages import Halted
 
 HELD_UP = 1.0  # seconds that this process is late itself, when it must have been stopped
 
@@ -98,6 +99,7 @@ class Watch:
         self._calibrations = [0] * nproc
         self._told: dict[int, tuple[Clock, str, float]] = {}
         self._awake_since = 0.0
+        self._halt: int | None = None  # the boundary at which the workers are to halt
         self._timer: asyncio.TimerHandle | None = None
         self._timeouts = limits.timeouts
         self._loop.add_reader(self._board.bell, self._rung)
@@ -132,6 +134,26 @@ class Watch:
         self._board.agree(json.dumps(longest))
         self._look()
 
+    def halt(self, at: int, durable: bool) -> None:
+        """Let the workers save at this boundary between their steps, and wait there; 0: it is not named yet."""
+        self._halt = at
+        self._board.halt(at, durable)
+
+    def halted(self) -> Halted | None:
+        """How far they have come; None: they are not to halt."""
+        if self._halt is None:
+            return None
+        all_of_them = self._board.progress()
+        sealed = min(each.sealed for each in all_of_them)
+        steps = {each.step for each in all_of_them} if sealed else {None}
+        return Halted(
+            at=self._halt,
+            able=all(each.able for each in all_of_them),
+            passed=max(each.passed for each in all_of_them),
+            sealed=sealed,
+            step=steps.pop() if len(steps) == 1 else None,
+        )
+
     def awoke(self) -> None:
         """This process was held up, and the workers may have been with it: they get their time again."""
         self._awake_since = time.monotonic()
@@ -139,6 +161,10 @@ class Watch:
     def reading(self, local_rank: int) -> Reading:
         """What a worker has written, as it is now."""
         return self._board.read(local_rank)
+
+    def totals(self, local_rank: int) -> Totals | None:
+        """How far a worker has come, and what its time went into; None: it has made no step."""
+        return self._board.totals(local_rank)
 
     def last_words(self, local_rank: int) -> LastWords | None:
         """The exception that a worker has ended with."""

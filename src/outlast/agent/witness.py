@@ -25,6 +25,7 @@ TAIL_BYTES = 64 * 1024
 TAIL_LINES = 200  # of each of its files
 SENT_LINES = 20
 SENT_CHARACTERS = 200  # of each line
+MOST_GPUS = 32  # lines about them
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NAMED = re.compile(r"([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|[a-z]Failed)): ?(.*)", re.DOTALL)
 _KILLED = re.compile(r"killed by signal|exited unexpectedly|terminated with signal SIGKILL|exitcode: -9", re.IGNORECASE)
@@ -112,6 +113,7 @@ def account(evidence: Evidence, log: str, *, brief: bool) -> Account:
         log=log[:4096],
         tail=tuple(_text(line) for line in shown),
         kernel=tuple(_text(line)[:LONGEST_REASON] for line in evidence.kernel[:8]),
+        gpus=() if brief else tuple(_text(line)[:SENT_CHARACTERS] for line in evidence.gpus[:MOST_GPUS]),
         ran=evidence.ran,
         step=evidence.step,
     )

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outlast.agent.spares import Spares
 from outlast.agent.workers import Streams
 from outlast.agent.zygote_process import MESSAGE, MOST_DESCRIPTORS, Unfit, ZygoteProcess, startup
 
@@ -46,7 +47,13 @@ class Zygote:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, preload: Sequence[str], patience: float
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        preload: Sequence[str],
+        patience: float,
+        spares: int = 0,
     ) -> None:
         self._command = tuple(command)
         self._environment = dict(environment)
@@ -62,6 +69,8 @@ class Zygote:
         self._lull: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one has learned, or has come to nothing
         self._loop = asyncio.get_running_loop()
+        self._spares = Spares(spares, environment) if spares else None
+        self._restocking: asyncio.TimerHandle | None = None
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         with theirs:
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -90,6 +99,8 @@ class Zygote:
 
         `errand`: a module of ours, whose `run` they are for, instead of the script.
         """
+        if self._spares is not None and not errand and (pids := self._become(commands, environments, streams)):
+            return pids
         serving = self._serving
         if serving is None or 2 * len(commands) + 6 > MOST_DESCRIPTORS:
             return None
@@ -105,6 +116,7 @@ class Zygote:
             return None
         self._failures = 0
         self._tell_overshadowed(answer["overshadowed"])
+        self._restock_later()
         return answer["pids"] or None
 
     async def ready(self) -> None:
@@ -117,8 +129,11 @@ class Zygote:
     def close(self) -> None:
         """End it for good."""
         self._changed.set()
-        if self._lull is not None:
-            self._lull.cancel()
+        for timer in (self._lull, self._restocking):
+            if timer is not None:
+                timer.cancel()
+        if self._spares is not None:
+            self._spares.close()
         for process in (self._serving, self._learning):
             if process is not None:
                 self._end(process)
@@ -149,6 +164,46 @@ class Zygote:
         births = {"agent": os.getpid(), "directory": str(Path.cwd()), "beside": _beside(self._command)}
         births |= {"news": self.news, "environment": common, "workers": workers}
         return births, descriptors
+
+    # -- spares
+
+    def _become(
+        self,
+        commands: Sequence[Sequence[str]],
+        environments: Sequence[Mapping[str, str]],
+        streams: Sequence[Streams],
+    ) -> list[int]:
+        """The spares, as workers; none where they are not ready, or one of them is not fit."""
+        assert self._spares is not None
+        same = all(_program(command) == _program(self._command) for command in commands)
+        spares = self._spares.take(list(environments)) if same else []
+        pids: list[int] = []
+        for spare, command, environment, ends in zip(spares, commands, environments, streams, strict=False):
+            births, descriptors = self._births([command], [environment], [ends])
+            try:
+                pids += spare.become(births, self.news, descriptors)["pids"]
+            except Unfit as doubt:
+                log.warning("the spare workers are not used: %s", doubt)
+                break
+        if len(pids) < len(spares):
+            for spare in spares:
+                spare.end()
+            return []
+        for spare in spares:
+            spare.link.close()
+        if pids:
+            self._restock_later()
+        return pids
+
+    def _restock_later(self) -> None:
+        """When the workers that were just started have got going: they need the GPU first."""
+        if self._spares is not None and self._restocking is None:
+            self._restocking = self._loop.call_later(LULL, self._restock)
+
+    def _restock(self) -> None:
+        self._restocking = None
+        if self._spares is not None and self._serving is not None:
+            self._spares.stock(self._serving)
 
     # -- lessons
 
@@ -224,6 +279,7 @@ class Zygote:
             self._end(former)
         self._changed.set()
         log.debug("the zygote is ready, after %.1f s of imports", message["took"])
+        self._restock_later()
         self._prepare()
 
     def _leave_out(self, module: str, why: str) -> None:

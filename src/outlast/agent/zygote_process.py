@@ -77,6 +77,15 @@ class ZygoteProcess:
         with suppress(BrokenPipeError):  # that it has ended is heard next
             _ask(self.link, b"import", lesson, [])
 
+    def warm(self, device: int) -> None:
+        """Have it use a GPU, after which it can become a worker, and do nothing else: it answers later, see `hear`."""
+        with suppress(BrokenPipeError):  # that it has ended is heard next
+            _ask(self.link, b"warm", {"device": device}, [])
+
+    def become(self, births: Mapping[str, object], news: int, streams: Sequence[int]) -> dict[str, Any]:
+        """Have it become the one worker of these births: the answer is as that of `fork`. Raises `Unfit`."""
+        return self._deliver(b"become", births, news, streams)
+
     def hear(self) -> dict[str, Any] | None:
         """What it says; {} if it does not, None if it has ended."""
         try:

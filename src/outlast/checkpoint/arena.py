@@ -29,27 +29,33 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Container, Iterator
+import time
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from outlast.checkpoint.format import Save
+from outlast.checkpoint.format import CHUNK, Save
 
 VARIABLE = "OUTLAST_ARENA"
+PARTNER = "OUTLAST_PARTNER"  # the host of the node that gets a copy of each snapshot; none: nobody does
 VERSION = 1
 MAGIC = int.from_bytes(b"OLARENA\0", "little")
 PAGE = 4096
 HEAD = 64 * 1024  # bytes before the data
 MOST = 4  # slots: the newest, one that is being written to disk, one that waits for that, one to fill
+MORE = 2  # with replicas: the newest that a partner has, and one that is on its way there
+REPLICAS = 2  # slots for copies of one rank of another node: a copy that comes only half leaves the one before
+DIGEST = 16  # bytes of a hash
 
 _MAGIC, _VERSION, _SEAL, _TICKET = range(4)  # words of the head; the ticket follows them
 _TICKET_FROM = 64
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # of madvise, since Linux 5.14
 _STRIDE = 64 * 1024 * 1024  # bytes made present at a time: so soon ends a thread that is told to
 _NAME = re.compile(r"(\d+)\.(\d)")
+_REPLICA = re.compile(r"(r\d+)\.(\d)")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -151,6 +157,10 @@ class Slot:
         table, contents, blanks = map(bytes, rest)
         return shard, table, contents, blanks
 
+    def digests(self, ticket: Ticket) -> memoryview:
+        """Of a copy: the hash of each chunk of the data, as it was where it came from."""
+        return self.data[ticket.size : ticket.size + DIGEST * chunks(ticket.size)]
+
     def lock(self, *, shared: bool = False, wait: bool = False) -> bool:
         """Have it to oneself, or together with other readers; whether that was possible."""
         try:
@@ -205,18 +215,33 @@ def address(text: str) -> tuple[Path, int]:
     return Path(directory), int(number)
 
 
-class Arena:
-    """The slots of one worker. `directory`: where they lie for others to find; None: in this process's memory alone."""
+def chunks(size: int) -> int:
+    """How many hashes there are for so many bytes.
 
-    def __init__(self, directory: Path | None, number: int) -> None:
+    >>> chunks(0), chunks(1), chunks(CHUNK + 1)
+    (0, 1, 2)
+    """
+    return -(-size // CHUNK)
+
+
+class Arena:
+    """The slots of one worker. `directory`: where they lie for others to find; None: in this process's memory alone.
+
+    `number`: of the worker on this node; of copies of another node's rank, "r" and the rank. `most`: slots, at most.
+    `aside`: room that is left for others, as a number of slots.
+    """
+
+    def __init__(self, directory: Path | None, number: int | str, *, most: int = MOST, aside: int = 0) -> None:
         self._directory = directory
-        self._number = number
+        self._number = str(number)
+        self._most = most
+        self._aside = aside
         self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if directory is not None:
-            for path, slot in _files(directory, number):
+            for path, slot in _files(directory, self._number):
                 with suppress(OSError, ValueError):
                     self._slots[slot] = open_slot(path, writable=True)
 
@@ -233,12 +258,13 @@ class Arena:
         self._thread.start()
 
     @contextmanager
-    def take(self, size: int, keep: Container[Mark]) -> Iterator[Slot]:
-        """A slot of at least this size after its head, to be filled. Those that hold one of `keep` are left alone.
+    def take(self, size: int, keep: Container[Mark], also: Container[Mark] = ()) -> Iterator[Slot]:
+        """A slot of at least this size after its head, to be filled. Those that hold one of `keep` are left alone, and
+        those of `also` as long as there is room.
 
         Raises `NoRoom`.
         """
-        slot = self._take(size, keep)
+        slot = self._take(size, keep, also)
         try:
             yield slot
         finally:
@@ -250,21 +276,18 @@ class Arena:
             slot.close()
         self._slots.clear()
 
-    def _take(self, size: int, keep: Container[Mark]) -> Slot:
+    def _take(self, size: int, keep: Container[Mark], also: Container[Mark]) -> Slot:
         with self._lock:
             tickets = {number: slot.ticket() for number, slot in self._slots.items()}
             free = [number for number, ticket in tickets.items() if ticket is None or ticket.mark not in keep]
             free.sort(key=lambda number: getattr(tickets[number], "saved_at", 0.0))
-            for number in free:
-                slot = self._slots[number]
-                if len(slot.data) >= size and slot.lock():
-                    if slot.there():
-                        return slot
-                    slot.unlock()
+            loose = [number for number in free if (ticket := tickets[number]) is None or ticket.mark not in also]
+            if (slot := self._first(loose, size)) is not None:
+                return slot
             for number in free:
                 if len(self._slots[number].data) < size and self._slots[number].lock():
                     self._drop(number)
-            unused = [number for number in range(MOST) if number not in self._slots]
+            unused = [number for number in range(self._most) if number not in self._slots]
             try:
                 if unused:
                     self._require(size, 1 + sum(1 for each in self._slots.values() if len(each.data) >= size))
@@ -275,13 +298,25 @@ class Arena:
                 free = [number for number in free if number in self._slots and len(self._slots[number].data) >= size]
                 if not free:
                     raise
+            if (slot := self._first([number for number in free if number in self._slots], size)) is not None:
+                return slot
             # All are in use, or there is no room for one more: wait until one has been written to disk.
             slot = self._slots[free[0]]
             slot.lock(wait=True)
             return slot
 
+    def _first(self, numbers: Iterable[int], size: int) -> Slot | None:
+        """The first of these slots that is large enough, and is nobody else's."""
+        for number in numbers:
+            slot = self._slots[number]
+            if len(slot.data) >= size and slot.lock():
+                if slot.there():
+                    return slot
+                slot.unlock()
+        return None
+
     def _make(self, size: int, count: int) -> None:
-        for number in range(MOST):
+        for number in range(self._most):
             with self._lock:  # not for long: a save waits for it
                 fitting = sum(1 for slot in self._slots.values() if len(slot.data) >= size)
                 if number not in self._slots and fitting < count:
@@ -323,7 +358,7 @@ class Arena:
 
     def _require(self, size: int, more: int) -> None:
         """See that there is room for so many more slots, before any is made. Those that are too small make room."""
-        needed = max(more, 0) * (HEAD + size)
+        needed = (max(more, 0) + self._aside) * (HEAD + size)
         room = _room(self._directory) + sum(len(each.memory) for each in self._slots.values() if len(each.data) < size)
         if needed > room:
             raise self._no_room(needed, room)
@@ -336,7 +371,12 @@ class Arena:
             else "give more (docker run --shm-size=…, Kubernetes: an emptyDir with medium Memory at /dev/shm, "
             "mount -o remount,size=…), or free some"
         )
-        need = f"snapshots of local rank {self._number} need {_shown(needed)} of {where}"
+        whose = (
+            f"replicas of rank {self._number[1:]}"
+            if self._number[0] == "r"
+            else f"snapshots of local rank {self._number}"
+        )
+        need = f"{whose} need {_shown(needed)} of {where}"
         return NoRoom(errno.ENOSPC, f"{need}, and {_shown(room)} are free: {advice}")
 
     def _stop_preparing(self) -> None:
@@ -356,6 +396,20 @@ def make_private(directory: Path) -> None:
         raise PermissionError(errno.EPERM, "is not a private directory of yours: remove it", str(directory))
 
 
+def first_use(directory: Path, generation: int) -> tuple[float, int]:
+    """When an arena was first used, and in which generation: now and in this one, if it was not."""
+    path, draft = directory / "since", directory / f"since.{os.getpid()}"
+    with suppress(OSError, ValueError):
+        if not path.exists():
+            draft.write_text(f"{time.time()} {generation}")
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+            draft.unlink()
+        since, first = path.read_text().split()
+        return float(since), int(first)
+    return time.time(), generation
+
+
 def open_slot(path: str | Path, *, writable: bool = False) -> Slot:
     """A slot that another made. Raises OSError, or ValueError for something else that lies there."""
     descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
@@ -366,10 +420,10 @@ def open_slot(path: str | Path, *, writable: bool = False) -> Slot:
         raise
 
 
-def tickets(directory: Path) -> list[tuple[Path, Ticket]]:
-    """What the sealed slots of a node hold."""
+def tickets(directory: Path, *, replicas: bool = False) -> list[tuple[Path, Ticket]]:
+    """What the sealed slots of a node hold: its own, or those with copies from other nodes."""
     found = []
-    for path, _ in _files(directory):
+    for path, _ in _files(directory, replicas=replicas):
         with suppress(OSError, ValueError):
             slot = open_slot(path)
             try:
@@ -381,17 +435,28 @@ def tickets(directory: Path) -> list[tuple[Path, Ticket]]:
     return found
 
 
-def _files(directory: Path, number: int | None = None) -> list[tuple[Path, int]]:
+def replica_files(directory: Path) -> list[Path]:
+    """The slots for copies from other nodes, whatever is in them."""
+    return [path for path, _ in _files(directory, replicas=True)]
+
+
+def _files(directory: Path, name: str | None = None, *, replicas: bool = False) -> list[tuple[Path, int]]:
     try:
         entries = sorted(directory.iterdir())
     except FileNotFoundError:
         return []
-    matches = [(entry, _NAME.fullmatch(entry.name)) for entry in entries]
-    return [(entry, int(match[2])) for entry, match in matches if match and number in (None, int(match[1]))]
+    pattern = _REPLICA if replicas or (name or "").startswith("r") else _NAME
+    matches = [(entry, pattern.fullmatch(entry.name)) for entry in entries]
+    return [(entry, int(match[2])) for entry, match in matches if match and name in (None, match[1])]
 
 
 def _hash(body: bytes) -> int:
     return xxhash.xxh3_64_intdigest(body) or 1  # 0 is "not sealed"
+
+
+def has_room(directory: Path, size: int) -> bool:
+    """Whether there is room for one more slot of this size."""
+    return _room(directory) > HEAD + size
 
 
 def _room(directory: Path | None) -> int:

@@ -101,8 +101,9 @@ class Thread:
 class Keeper:
     """For a worker under a launcher: the keeper of its node, which reads the arena, and answers through a FIFO."""
 
-    def __init__(self, directory: Path, number: int, ring: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, number: int, ring: Callable[[], None], *, always: bool = False) -> None:
         self._ring = ring
+        self._always = always  # also for a snapshot that is not to be on disk: it goes to another node
         self._known = False  # to the agent: that there are snapshots at all
         self._durable: Mark | None = None
         self._outcome: Outcome | None = None
@@ -117,7 +118,7 @@ class Keeper:
     def sealed(self, slot: Slot, ticket: Ticket) -> None:  # noqa: ARG002
         if ticket.durable:
             self._durable = ticket.mark
-        if ticket.durable or not self._known:
+        if ticket.durable or self._always or not self._known:
             self._known = True
             self._ring()
 

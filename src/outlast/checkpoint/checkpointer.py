@@ -5,23 +5,29 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import secrets
 import time
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.arena import VARIABLE, Arena, Mark, Slot, Ticket, address, tickets
+from outlast.checkpoint.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
-from outlast.checkpoint.format import Damaged, Found, Save
+from outlast.checkpoint.flight import Runway
+from outlast.checkpoint.format import Damaged, Save
+from outlast.checkpoint.interval import Every, Interval
 from outlast.checkpoint.layout import Furnished, Layout, Plan, make_plan
 from outlast.checkpoint.reader import Source, load, open_checkpoint, open_snapshot
+from outlast.checkpoint.shards import Agreed, agreed, places
 from outlast.checkpoint.state import Sources, flatten
+from outlast.checkpoint.storage import Address, Found, Unreachable, Url, address, storage_of
+from outlast.worker.boundary import Halt, boundaries
 from outlast.worker.session import session
 
 log = logging.getLogger("outlast")
@@ -29,8 +35,6 @@ log = logging.getLogger("outlast")
 # The last collectives, and what they were about. Who lets go of them last is else a thread of the process group's; if
 # the script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts.
 _KEPT: list[Any] = []
-
-ORIGIN = ".outlast"  # in the directory: an id, so that snapshots in memory know whose they are
 
 
 class Checkpointer:
@@ -44,9 +48,13 @@ class Checkpointer:
             ckpt.save(step, state, durable=step % 1000 == 0)
         ckpt.wait()
 
+    The path may be `s3://bucket/prefix` or `gs://…`, with `outlast[stores]`.
+
     All ranks call it alike. Values may be models, optimizers, anything with `state_dict` and `load_state_dict`,
-    tensors, numbers, and dictionaries and lists of these. `every=N` makes all calls of `save` but each Nth step's do
-    nothing, those with `durable=True` apart.
+    tensors, numbers, and dictionaries and lists of these. `every` makes `save` do nothing but every so many steps (10),
+    every so often ("30s", "5m", a timedelta), or as seldom as is wise ("auto"); those with `durable=True` apart. On a
+    GPU, what the optimizer steps is copied while training goes on, and its next step waits for it; `overlap=False`
+    makes `save` wait instead.
     """
 
     def __init__(
@@ -54,30 +62,37 @@ class Checkpointer:
         path: str | os.PathLike[str],
         *,
         keep_last: int = 3,
-        every: int | None = None,
+        every: Every = None,
+        overlap: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, not {keep_last}")
-        if every is not None and (not isinstance(every, int) or every < 1):
-            raise ValueError(f"every must be a number of steps, not {every!r}")
-        self._directory = Path(path).absolute()
-        self._keep_last, self._every, self._group = keep_last, every, process_group
+        self._directory = address(path)
+        storage_of(self._directory)  # what is missing for it is said now
+        self._keep_last, self._group = keep_last, process_group
+        self._interval = Interval(every)
+        self._born = time.time()
         self._sources = Sources()
         self._plan: Plan | None = None
         self._layout: Layout | None = None
         self._origin = ""
         self._sequence = 0
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
+        self._before: Mark | None = None  # nor should this be, while the newest is on its way to another node
         self._furnished: dict[int, Furnished] = {}  # by inode of the slot
         # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
         place = os.environ.get(VARIABLE)
         self._place: Path | None = None
         self._number = 0
         if place and session.attached:
-            self._place, self._number = address(place)
+            self._place, self._number = arenas.address(place)
+        self._replicated = self._place is not None and bool(os.environ.get(PARTNER))
+        self._runway = Runway() if overlap else None
         self._arena: Arena | None = None
         self._background: Background | None = None
+        if process_group is None:  # else others may save at other times
+            boundaries.expect()
 
     def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False) -> bool:
         """Take a snapshot: returns when the state may be changed again; whether it was the turn of this step.
@@ -85,15 +100,36 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
-        if self._every is not None and step % self._every and not durable:
+        halt = boundaries.reach() if self._group is None else None
+        due = durable or self._interval.due(step)
+        if not due and halt is None:
+            self._sequence += 1  # of calls, which are the same on all ranks, whatever makes one of them save
             return False
+        begun = time.monotonic()
+        self._land()
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
-        if self._plan is None or not self._plan.holds(flat):
+        if planned := self._plan is None or not self._plan.holds(flat):
             flat, paths = flatten(self._sources.read(state, verify=True))
             self._plan = self._agree(flat, paths)
             self._layout, self._sequence = None, 0
-        self._snapshot(self._plan, step, self._plan.values(flat), durable)
+        assert self._plan is not None
+        durable = durable or (halt is not None and halt.durable)
+        at_once = durable or halt is not None
+        later = frozenset() if at_once or self._runway is None else self._runway.ready(state)
+        self._snapshot(self._plan, step, self._plan.values(flat), durable, later)
+        if due and self._interval.timed:  # all ranks come here, also those that do not halt
+            lived, failures = self._history()
+            measured = self._interval.measure(
+                step, begun=begun, ended=time.monotonic(), lived=lived, failures=failures, planned=planned
+            )
+            self._interval.agree(step, self._gather(measured))
+        if halt is not None:
+            self._halt(halt, step)
         return True
+
+    def due(self, step: int) -> bool:
+        """Whether it is the turn of this step, by `every`: for a state that is dear to put together."""
+        return self._interval.due(step)
 
     def restore(
         self, state: Mapping[str, Any], *, step: int | None = None, source: str | os.PathLike[str] | None = None
@@ -103,8 +139,10 @@ class Checkpointer:
         `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
         Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
         """
+        self._land()
+        self._interval.begin_anew()
         if source is not None:
-            path = Path(source).absolute()
+            path = address(source)
             if problem := self._load(open_checkpoint(path), state):
                 raise ValueError(problem)
             return next((each.step for each in disk.found(path.parent) if each.path == path), 0)
@@ -112,6 +150,10 @@ class Checkpointer:
         for offered, where in self._candidates(step):
             problem = self._try(where, state)
             if not problem:
+                if self._rank == 0:
+                    log.info(
+                        "step %d is restored from %s", offered, where if isinstance(where, Path | Url) else "memory"
+                    )
                 return offered
             bad.append(problem)
             if self._rank == 0:
@@ -125,6 +167,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
+        self._land()
         outcome = self._background.wait() if self._background is not None else None
         problems = self._gather(outcome.problem if outcome is not None else "")
         for problem in problems:
@@ -133,6 +176,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Await what is to be on disk, and let go of the memory."""
+        self._land()
         if self._background is not None:
             self._background.wait()
             self._background.close()
@@ -148,17 +192,24 @@ class Checkpointer:
 
     # -- saving
 
+    def _halt(self, halt: Halt, step: int) -> None:
+        """A change is planned, and all ranks save at this step for it: await that it is safe, and the end."""
+        with session.pause_monitoring():
+            outcome = self._writer().wait() if halt.durable else None
+            boundaries.seal(None if outcome is not None and outcome.problem else step)
+
     def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> Plan:
         if self._rank == 0:
-            self._origin = _origin(self._directory, make=True)
+            with suppress(OSError):  # the writer will say so
+                self._origin = disk.origin(self._directory, make=True)
         plan = make_plan(flat, paths, self._origin, self._group)
         self._origin = plan.origin
         return plan
 
-    def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool) -> None:
+    def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
         if self._layout is None:
             self._layout = self._lay_out(plan, values)
-        while not self._fill(plan, self._layout, step, values, durable):
+        while not self._fill(plan, self._layout, step, values, durable, later):
             self._layout = self._lay_out(plan, values)  # an object has outgrown its place
 
     def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
@@ -166,18 +217,35 @@ class Checkpointer:
         self._memory().prepare(layout.size)
         return layout
 
-    def _fill(self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool) -> bool:
+    def _fill(
+        self, plan: Plan, layout: Layout, step: int, values: list[Any], durable: bool, later: frozenset[int]
+    ) -> bool:
         keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
-        with self._memory().take(layout.size, keep) as slot:
+        also = {self._before} if self._replicated and self._before is not None else set()
+        with ExitStack() as taken:
+            slot = taken.enter_context(self._memory().take(layout.size, keep, also))
             slot.begin()
-            if not layout.fill(slot, self._places(slot, layout), values):
+            left = layout.fill(slot, self._places(slot, layout), values, later)
+            if left is None:
                 return False
             ticket = self._ticket(plan, layout, step, durable)
-            slot.seal(ticket)
-        self._newest = ticket.mark
-        self._sequence += 1
-        self._writer().sealed(slot, ticket)
+            self._sequence += 1
+            if left and self._runway is not None:
+                self._runway.launch(left, partial(self._seal, slot, ticket, taken.pop_all()))
+            else:
+                self._seal(slot, ticket, taken.pop_all())
         return True
+
+    def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
+        with taken:
+            slot.seal(ticket)
+        self._newest, self._before = ticket.mark, self._newest
+        self._writer().sealed(slot, ticket)
+
+    def _land(self) -> None:
+        """Nothing of a save is under way any more."""
+        if self._runway is not None:
+            self._runway.land()
 
     def _ticket(self, plan: Plan, layout: Layout, step: int, durable: bool) -> Ticket:
         save = Save(
@@ -219,41 +287,69 @@ class Checkpointer:
 
     def _memory(self) -> Arena:
         if self._arena is None:
-            self._arena = Arena(self._place, self._number)
+            self._arena = Arena(self._place, self._number, most=MOST + MORE if self._replicated else MOST)
         return self._arena
+
+    def _history(self) -> tuple[float, int]:
+        """How long this job has had snapshots, and how often it was lined up anew since; as this node knows."""
+        if self._place is None:
+            return time.time() - self._born, 0
+        now = int(os.environ.get("OUTLAST_GENERATION", "0"))
+        since, generation = arenas.first_use(self._place, now)
+        return time.time() - since, now - generation
 
     def _writer(self) -> Background:
         if self._background is None:
-            self._background = Thread() if self._place is None else Keeper(self._place, self._number, session.ring)
+            self._background = (
+                Thread()
+                if self._place is None
+                else Keeper(self._place, self._number, session.ring, always=self._replicated)
+            )
         return self._background
 
     # -- restoring
 
-    def _candidates(self, step: int | None) -> list[tuple[int, Mark | Path]]:
-        """What all ranks can load, the best first: the highest step, and of the same step what is in memory."""
-        here = list(self._snapshots().items())
-        if self._rank == 0:
-            disk.finish_drafts(self._directory)
-        stored: list[Found] = disk.found(self._directory) if self._rank == 0 else []
-        origin = _origin(self._directory, make=False) if self._rank == 0 else ""
-        offers = self._gather((here, stored, origin))
-        _, stored, origin = offers[0]
-        ranked: list[tuple[int, int, float, Mark | Path]] = [
-            (ticket.save.step, 1, ticket.saved_at, mark)
-            for mark, ticket in here
-            if ticket.origin == origin and all(mark in dict(each) for each, _, _ in offers)
+    def _candidates(self, step: int | None) -> list[tuple[int, Mark | Address]]:
+        """What all ranks can load, the best first: the highest step, and of the same step what is in memory.
+
+        What is in memory counts if coordinator and agents have agreed on it, or all of it is on this node. That the
+        ranks tell each other is a check that they take the same.
+        """
+        here = self._snapshots()
+        offers = self._gather((here, self._stored() if self._rank == 0 else None))
+        stored, origin, problem = offers[0][1]
+        if problem:
+            raise OSError(problem)
+        ranked: list[tuple[int, int, float, Mark | Address]] = [
+            (offered, 1, saved_at, mark)
+            for mark, (offered, saved_at, whose) in here.items()
+            if whose == origin and all(mark in each for each, _ in offers)
         ]
         ranked += [(each.step, 0, each.number, each.path) for each in stored]
         ranked.sort(key=lambda each: each[:3], reverse=True)
         return [(offered, where) for offered, _, _, where in ranked if step in (None, offered)]
 
-    def _snapshots(self) -> dict[Mark, Ticket]:
-        """The snapshots of which every shard is in this node's memory: rank 0's ticket of each."""
+    def _stored(self) -> tuple[list[Found], str, str]:
+        """What is on disk, the directory's id, and why that cannot be known."""
+        try:
+            disk.finish_drafts(self._directory)
+            return disk.found(self._directory), disk.origin(self._directory), ""
+        except OSError as error:
+            return [], "", f"{error.filename or self._directory}: {error.strerror}"
+
+    def _snapshots(self) -> dict[Mark, tuple[int, float, str]]:
+        """The snapshots that can be had from memory: step, time and origin of each."""
         by_mark: dict[Mark, dict[int, Ticket]] = {}
         for _, ticket in self._tickets():
             by_mark.setdefault(ticket.mark, {})[ticket.rank] = ticket
         whole = {mark: ranks[0] for mark, ranks in by_mark.items() if 0 in ranks and len(ranks) == ranks[0].save.world}
-        return {mark: ticket for mark, ticket in whole.items() if ticket.origin}
+        found = {mark: (each.save.step, each.saved_at, each.origin) for mark, each in whole.items() if each.origin}
+        agreed = self._agreed().by_mark().items()
+        return found | {mark: (each.step, each.saved_at, each.origin) for mark, each in agreed}
+
+    def _agreed(self) -> Agreed:
+        generation = int(os.environ.get("OUTLAST_GENERATION", "0"))
+        return agreed(self._place, generation) if self._place is not None else Agreed(generation)
 
     def _tickets(self) -> list[tuple[str | Path, Ticket]]:
         if self._place is not None:
@@ -261,39 +357,34 @@ class Checkpointer:
         slots = self._arena.slots() if self._arena is not None else []
         return [(slot.path, ticket) for slot in slots if (ticket := slot.ticket()) is not None]
 
-    def _try(self, where: Mark | Path, state: Mapping[str, Any]) -> str:
+    def _try(self, where: Mark | Address, state: Mapping[str, Any]) -> str:
         """Load it, or say in one line what is wrong with it: the same on all ranks."""
-        if isinstance(where, Path):
-            problem = next(filter(None, self._gather(self._verified(where))), "")
-            return problem or self._load(open_checkpoint(where), state)
-        paths = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
-        problem = self._load(open_snapshot(paths, where), state)
+        if isinstance(where, Path | Url):
+            world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
+            return self._load(open_checkpoint(where, verify=(self._rank, world)), state)
+        slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
+        problem = self._load(open_snapshot(places(self._place, where, slots, self._agreed()), where), state)
         if not problem:
             self._newest = where  # the only one there is: not to be overwritten by the next save
         return problem
 
-    def _verified(self, path: Path) -> str:
-        """Each rank reads its share of the files."""
-        try:
-            manifest = disk.read_manifest(path)
-            problems = list(disk.check(path, manifest).values())
-        except (OSError, Damaged) as error:
-            return str(error)
-        world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
-        for file in manifest.files[self._rank :: world] if not problems else ():
-            problems += disk.verify_file(path, file)
-        return problems[0] if problems else ""
-
     def _load(self, opening: AbstractContextManager[Source], state: Mapping[str, Any]) -> str:
-        problem, source = "", None
+        """Load it, or say what is damaged. Raises OSError if nothing can be known of it: an older one is not better."""
+        problem, known, source = "", True, None
         try:
             source = opening.__enter__()
         except (OSError, Damaged) as error:
-            problem = str(error)
+            problem, known = str(error), not isinstance(error, Unreachable)
         try:
-            problem = next(filter(None, self._gather(problem)), "")
+            said = self._gather((problem, known))
+            for problem, known in said:
+                if not known:
+                    raise OSError(problem)
+            problem = next((each for each, _ in said if each), "")
             if source is not None and not problem:
                 load(source, state, self._group)
+        except Damaged as error:
+            problem = str(error)
         finally:
             if source is not None:
                 opening.__exit__(None, None, None)
@@ -320,16 +411,3 @@ class Checkpointer:
         _KEPT[:] = [*_KEPT[-1:], (work, mine, theirs)]
         work.wait()
         return theirs
-
-
-def _origin(directory: Path, *, make: bool) -> str:
-    """The id of a directory; "" if it has none."""
-    path = directory / ORIGIN
-    with suppress(OSError):
-        return path.read_text().strip()
-    if make:
-        with suppress(OSError):
-            directory.mkdir(parents=True, exist_ok=True)
-            disk.write_whole(path, f"{secrets.token_hex(8)}\n".encode())
-            return path.read_text().strip()
-    return ""

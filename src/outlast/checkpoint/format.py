@@ -1,15 +1,18 @@
-"""What a checkpoint is on disk: names, manifest, when it counts as there, and how damage is found.
+"""What a checkpoint is on disk or in a store: names, manifest, when it counts as there, and how damage is found.
 
     DIR/step-00000123/            only ever appears whole, by one rename
         __0_0.distcp …            one shard per rank: to torch, a checkpoint of torch.distributed.checkpoint
         .metadata                 DCP's own table of contents
         manifest.json             every file with its size and a hash per 16 MiB; written last
-    DIR/.draft-STEP-GENERATION-RUN/
+    DIR/.draft-STEP-GENERATION-RUN.SEQUENCE/
         shard-0.json …            what a rank has written; when all are there, whoever sees it first commits
 
+In an object store nothing can be renamed. There a draft is DIR/step-00000123-RUN.SEQUENCE/ from the beginning, and is a
+checkpoint when its manifest is there.
+
 **Commit.** Each rank's shard is written and flushed, then its part (`shard-RANK.json`). Whoever finds all parts after
-writing its own writes `.metadata` and `manifest.json`, flushes files and directory, and renames the draft. So nobody
-waits for anybody, and whoever comes last on the file system finds all. Two who find it at the same time write the same.
+writing its own writes `.metadata`, and publishes the draft with its manifest. So nobody waits for anybody, and whoever
+comes last finds all. Two who find it at the same time write the same.
 
 **Discovery** is a look at the directory. Nothing points to "the latest": a pointer can be wrong.
 """
@@ -20,26 +23,26 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import xxhash
+
+from outlast.checkpoint.storage import Address, Draft, Found, Storage, Unreachable, storage_of
 
 VERSION = 1
 CHUNK = 16 * 1024 * 1024  # bytes under one hash
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
 SHARD = ".distcp"
-STALE = 3600.0  # seconds without a change, and nobody writes a draft any more
+ORIGIN = ".outlast"  # in the directory: an id, so that snapshots in memory know whose they are
 
-_FINAL = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_DRAFT = re.compile(r"\.draft-(\d+)-(\d+)-([0-9a-f]+)\.(\d+)")
+FINAL = re.compile(r"step-(\d{8,})(?:\.(\d+))?(?:-([0-9a-f]+)\.(\d+))?")
+DRAFT = re.compile(r"\.draft-(\d+)-(\d+)-([0-9a-f]+)\.(\d+)")
 _PART = re.compile(r"shard-(\d+)\.json")
 
 
@@ -95,14 +98,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.size for file in self.files)
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A committed checkpoint, as its name tells; nothing of it has been read yet."""
-
-    path: Path
-    step: int
-    number: int  # 1, or more if the step was saved more than once
-
-
 def shard_name(rank: int) -> str:
     """
     >>> shard_name(3)
@@ -127,21 +122,34 @@ def draft_name(save: Save) -> str:
     return f".draft-{save.step:08d}-{save.generation}-{save.run}.{save.sequence}"
 
 
-def found(directory: Path) -> list[Found]:
+def unique_name(save: Save) -> str:
+    """
+    >>> unique_name(Save(run="abc", sequence=7, step=123, generation=2, world=4))
+    'step-00000123-abc.7'
+    """
+    return f"{final_name(save.step)}-{save.run}.{save.sequence}"
+
+
+def found(directory: Address) -> list[Found]:
     """The committed checkpoints of a directory, the newest first. A directory that is not there has none."""
-    try:
-        names = os.listdir(directory)  # noqa: PTH208  (names are all that is asked for)
-    except FileNotFoundError:
-        return []
-    matches = [(name, _FINAL.fullmatch(name)) for name in names]
-    steps = [Found(directory / name, int(match[1]), int(match[2] or 1)) for name, match in matches if match]
-    return sorted(steps, key=lambda each: (each.step, each.number), reverse=True)
+    return sorted(storage_of(directory).found(), key=lambda each: (each.step, each.number), reverse=True)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises `Damaged`."""
+def origin(directory: Address, *, make: bool = False) -> str:
+    """The id of a directory; "" if it has none. Raises OSError."""
+    storage = storage_of(directory)
+    with suppress(FileNotFoundError):
+        return storage.read(ORIGIN).decode(errors="replace").strip()
+    if not make:
+        return ""
+    storage.create(ORIGIN, f"{secrets.token_hex(8)}\n".encode())
+    return storage.read(ORIGIN).decode(errors="replace").strip()
+
+
+def read_manifest(path: Address) -> Manifest:
+    """The manifest of a checkpoint. Raises `Damaged`, and OSError if nothing can be known."""
     try:
-        manifest = _read(path / MANIFEST, Manifest)
+        manifest = _read(path, MANIFEST, Manifest)
     except FileNotFoundError:
         raise Damaged(f"{path} has no {MANIFEST}: it is not one of Outlast's, or not whole") from None
     if manifest.version > VERSION:
@@ -151,42 +159,57 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def check(path: Path, manifest: Manifest) -> dict[str, str]:
+def check(path: Address, manifest: Manifest) -> dict[str, str]:
     """What a look at the directory tells: files that are missing, too many or of the wrong size. Reads no data."""
     problems = {}
+    sizes = storage_of(path.parent).sizes(path.name)
     for file in manifest.files:
-        try:
-            size = (path / file.name).stat().st_size
-        except OSError as error:
-            problems[file.name] = f"{path / file.name}: {error.strerror}"
-            continue
-        if size != file.size:
+        size = sizes.get(file.name)
+        if size is None:
+            problems[file.name] = f"{path / file.name}: {os.strerror(errno.ENOENT)}"
+        elif size != file.size:
             problems[file.name] = f"{path / file.name} has {size} bytes, not {file.size}"
     known = {file.name for file in manifest.files}
-    extra = sorted(entry.name for entry in path.iterdir() if entry.suffix == SHARD and entry.name not in known)
+    extra = sorted(name for name in sizes if name.endswith(SHARD) and name not in known)
     return problems | {name: f"{path / name} is not in the manifest" for name in extra}
 
 
-def verify_file(path: Path, file: File, progress: Callable[[int], None] | None = None) -> list[str]:
+def spans(size: int) -> list[tuple[int, int]]:
+    """Offset and length of each chunk of a file.
+
+    >>> spans(CHUNK + 5)
+    [(0, 16777216), (16777216, 5)]
+    """
+    return [(start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)]
+
+
+def damage(path: Address, file: File, number: int, data: memoryview) -> str:
+    """What is wrong with one chunk of a file, in one line; "" if nothing is."""
+    if len(data) < min(CHUNK, file.size - number * CHUNK):
+        return f"{path / file.name} ends early, in chunk {number}"
+    if xxhash.xxh3_128_hexdigest(data) != file.chunks[number]:
+        return f"{path / file.name} is damaged in chunk {number} (from byte {number * CHUNK})"
+    return ""
+
+
+def verify_file(path: Address, file: File, progress: Callable[[int], None] | None = None) -> list[str]:
     """Read a file, and say which chunks of it are damaged."""
     problems: list[str] = []
-    buffer = memoryview(bytearray(min(CHUNK, file.size)))
+    pieces = storage_of(path.parent).ranges(f"{path.name}/{file.name}", spans(file.size))
     try:
-        with open(path / file.name, "rb", buffering=0) as stream:
-            for number, expected in enumerate(file.chunks):
-                size = min(CHUNK, file.size - number * CHUNK)
-                if _fill(stream.fileno(), buffer[:size]) < size:
-                    return [*problems, f"{path / file.name} ends early, in chunk {number}"]
-                if xxhash.xxh3_128_hexdigest(buffer[:size]) != expected:
-                    problems.append(f"{path / file.name} is damaged in chunk {number} (from byte {number * CHUNK})")
-                if progress is not None:
-                    progress(size)
+        for number, data in enumerate(pieces):
+            if problem := damage(path, file, number, data):
+                problems.append(problem)
+            if progress is not None:
+                progress(len(data))
+    except Unreachable:
+        raise
     except OSError as error:
         problems.append(f"{path / file.name}: {error.strerror}")
     return problems
 
 
-def verify(path: Path, progress: Callable[[int], None] | None = None) -> list[str]:
+def verify(path: Address, progress: Callable[[int], None] | None = None) -> list[str]:
     """All that is wrong with a checkpoint, one line each; nothing if it is what was written.
 
     verify(Path("checkpoints/step-00000123"))  # []
@@ -196,51 +219,62 @@ def verify(path: Path, progress: Callable[[int], None] | None = None) -> list[st
     except Damaged as damaged:
         return [str(damaged)]
     problems = check(path, manifest)
-    damage = list(problems.values())
+    lines = list(problems.values())
     for file in manifest.files:
         if file.name not in problems:
-            damage += verify_file(path, file, progress)
-    return damage
+            lines += verify_file(path, file, progress)
+    return lines
 
 
 def hashes(data: memoryview) -> Iterator[tuple[memoryview, str]]:
     """The chunks of what is to be written, each with its hash."""
-    for start in range(0, len(data), CHUNK):
-        chunk = data[start : start + CHUNK]
+    for start, length in spans(len(data)):
+        chunk = data[start : start + length]
         yield chunk, xxhash.xxh3_128_hexdigest(chunk)
 
 
-def write_part(draft: Path, part: Part) -> None:
-    """The last word of a rank about its shard, which is on disk by now."""
-    write_whole(draft / f"shard-{part.rank}.json", _sealed(part))
+def write_shard(draft: Address, name: str, data: memoryview) -> File:
+    """Write a large file, from memory that is aligned to pages and whole pages long; hashed on its way."""
+    digests = []
+
+    def chunks() -> Iterator[memoryview]:
+        for chunk, digest in hashes(data):
+            digests.append(digest)
+            yield chunk
+
+    storage_of(draft.parent).stream(f"{draft.name}/{name}", len(data), chunks())
+    return File(name, len(data), tuple(digests))
 
 
-def commit(directory: Path, save: Save) -> Path | None:
+def write_part(draft: Address, part: Part) -> None:
+    """The last word of a rank about its shard, which is there to stay by now."""
+    storage_of(draft.parent).write(f"{draft.name}/{part_name(part.rank)}", _sealed(part))
+
+
+def commit(directory: Address, save: Save) -> Address | None:
     """Make a checkpoint of a save's draft, if all parts are there: its final path, or None if some are missing.
 
     Raises `Damaged` for parts that do not belong together, OSError when the disk fails.
     """
-    draft = directory / draft_name(save)
+    storage = storage_of(directory)
+    draft = directory / storage.draft(save)
     try:
-        parts = _parts(draft, save)
+        parts = _parts(storage, draft, save)
         if parts is None:
-            return None
+            return committed(directory, save)  # in a store, by somebody else just now
         contents = memoryview(filled_in(parts))
-        write_whole(draft / METADATA, contents)
+        storage.write(f"{draft.name}/{METADATA}", contents)
         files = [part.file for part in parts]
         files.append(File(METADATA, len(contents), tuple(digest for _, digest in hashes(contents))))
         manifest = Manifest(save=save, saved_at=max(part.saved_at for part in parts), files=tuple(files))
         problems = check(draft, manifest)
         if problems:
             raise Damaged(next(iter(problems.values())))
-        write_whole(draft / MANIFEST, _sealed(manifest))
-        final = _rename(directory, draft, save.step)
+        final = storage.publish(draft.name, save.step, _sealed(manifest))
     except FileNotFoundError:
         return committed(directory, save)  # by somebody else, at the same time
-    for part in parts:
-        with suppress(OSError):
-            (final / f"shard-{part.rank}.json").unlink()
-    return final
+    storage.discard(final, [part_name(part.rank) for part in parts])
+    return directory / final
 
 
 def filled_in(parts: Iterable[Part]) -> bytes:
@@ -259,7 +293,7 @@ def fill_in(contents: bytes, blanks: bytes, table: bytes) -> bytes:
     return bytes(text)
 
 
-def committed(directory: Path, save: Save) -> Path | None:
+def committed(directory: Address, save: Save) -> Address | None:
     """The checkpoint that holds this save, if there is one."""
     for each in found(directory):
         if each.step == save.step:
@@ -269,88 +303,44 @@ def committed(directory: Path, save: Save) -> Path | None:
     return None
 
 
-def drafts(directory: Path) -> list[tuple[Path, str, int]]:
-    """What is being written, or was given up: path, run and sequence of each draft."""
-    matches = [(entry, _DRAFT.fullmatch(entry.name)) for entry in directory.iterdir()]
-    return [(entry, match[3], int(match[4])) for entry, match in matches if match]
-
-
-def finish_drafts(directory: Path) -> None:
+def finish_drafts(directory: Address) -> None:
     """Commit what is all there, but was not committed: whoever wrote the last part was killed right after it."""
     with suppress(OSError):
-        for path, _, _ in drafts(directory):
+        for draft in storage_of(directory).drafts():
             with suppress(OSError, Damaged):
-                commit(directory, _read(path / "shard-0.json", Part).save)
+                commit(directory, _read(directory / draft.name, part_name(0), Part).save)
 
 
-def clear_drafts(directory: Path, save: Save) -> None:
-    """Remove the drafts that this commit has overtaken, and those that nobody has touched for an hour."""
-    for trash in directory.glob(".trash-*"):
-        shutil.rmtree(trash, ignore_errors=True)  # of one who was killed while removing it
-    for path, run, sequence in drafts(directory):
+def clear_drafts(directory: Address, save: Save | None = None) -> list[Draft]:
+    """Remove the drafts that this commit has overtaken, and those that nobody has touched for long."""
+    storage, removed = storage_of(directory), []
+    storage.sweep()
+    for draft in storage.drafts():
         with suppress(OSError):
-            overtaken = run == save.run and sequence < save.sequence
-            if overtaken or time.time() - _touched(path) > STALE:
-                remove(path)
+            overtaken = save is not None and draft.run == save.run and draft.sequence < save.sequence
+            if (overtaken or time.time() - draft.touched > storage.stale) and storage.remove(draft.name):
+                removed.append(draft)
+    return removed
 
 
-def remove(path: Path) -> None:
-    """Remove a directory so that nobody ever finds half of it under its name."""
-    trash = path.with_name(f".trash-{path.name}-{secrets.token_hex(8)}")
-    path.rename(trash)
-    shutil.rmtree(trash)
+def part_name(rank: int) -> str:
+    """
+    >>> part_name(3)
+    'shard-3.json'
+    """
+    return f"shard-{rank}.json"
 
 
-def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a small file so that it is there whole, and after a power failure too, or not at all."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # two may write the same, on two hosts
-    with open(draft, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _parts(draft: Path, save: Save) -> list[Part] | None:
+def _parts(storage: Storage, draft: Address, save: Save) -> list[Part] | None:
     """All parts, by rank; None if some are missing."""
-    numbers = sorted(int(match[1]) for entry in draft.iterdir() if (match := _PART.fullmatch(entry.name)))
+    numbers = sorted(int(match[1]) for name in storage.sizes(draft.name) if (match := _PART.fullmatch(name)))
     if numbers != list(range(save.world)):
         return None
-    parts = [_read(draft / f"shard-{number}.json", Part) for number in numbers]
+    parts = [_read(draft, part_name(number), Part) for number in numbers]
     for number, part in enumerate(parts):
         if part.save != save or part.rank != number or part.file.name != shard_name(number):
-            raise Damaged(f"{draft / f'shard-{number}.json'} is not a part of this checkpoint")
+            raise Damaged(f"{draft / part_name(number)} is not a part of this checkpoint")
     return parts
-
-
-def _rename(directory: Path, draft: Path, step: int) -> Path:
-    numbers = [each.number for each in found(directory) if each.step == step]
-    number = max(numbers, default=0) + 1
-    while True:
-        final = directory / final_name(step, number)
-        try:
-            draft.rename(final)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            number += 1  # another job was there first
-        else:
-            sync_directory(directory)
-            return final
-
-
-def _touched(path: Path) -> float:
-    return max(entry.stat().st_mtime for entry in [path, *path.iterdir()])
 
 
 _Sealed = TypeVar("_Sealed", Part, Manifest)
@@ -362,10 +352,11 @@ def _sealed(record: Part | Manifest) -> bytes:
     return body + b'\n"' + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n'
 
 
-def _read(path: Path, kind: type[_Sealed]) -> _Sealed:
+def _read(folder: Address, name: str, kind: type[_Sealed]) -> _Sealed:
+    path = folder / name
     try:
-        body, _, digest = path.read_bytes().partition(b"\n")
-    except FileNotFoundError:
+        body, _, digest = storage_of(folder.parent).read(f"{folder.name}/{name}").partition(b"\n")
+    except (FileNotFoundError, Unreachable):
         raise
     except OSError as error:
         raise Damaged(f"{path}: {error.strerror}") from error
@@ -375,14 +366,3 @@ def _read(path: Path, kind: type[_Sealed]) -> _Sealed:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
         raise Damaged(f"{path} is not one that this Outlast can read ({error})") from error
-
-
-def _fill(descriptor: int, buffer: memoryview) -> int:
-    """Read until the buffer is full, or the file ends."""
-    done = 0
-    while done < len(buffer):
-        count = os.readv(descriptor, [buffer[done:]])
-        if count == 0:
-            break
-        done += count
-    return done

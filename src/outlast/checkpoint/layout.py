@@ -15,6 +15,7 @@ import pickle
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -38,6 +39,7 @@ _BLANK = struct.Struct("<q")
 
 Flat = Mapping[str, Any]
 Paths = Mapping[str, tuple[str | int, ...]]
+Pair = tuple[torch.Tensor, torch.Tensor]  # where a tensor is copied to, and what from
 
 
 class Unsavable(ValueError):
@@ -238,27 +240,43 @@ class Region:
     dtype: torch.dtype | None = None
 
 
+class Registered:
+    """A slot's pages, known to CUDA, which then copies straight into them: three times as fast. If it can.
+
+    They are let go of before the memory is: what comes to lie there later would else be taken for them.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._memory = slot.memory
+        self._start = 0
+        if torch.cuda.is_initialized():
+            start: int = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+            if int(torch.cuda.cudart().cudaHostRegister(start, len(self._memory), 0)) == 0:
+                self._start = start
+            else:  # it is just slower; but the script's next kernel would be blamed
+                with suppress(RuntimeError):
+                    torch.zeros(1, device="cuda")
+
+    def release(self) -> None:
+        start, self._start = self._start, 0
+        if start:
+            torch.cuda.cudart().cudaHostUnregister(start)
+
+    def __del__(self) -> None:
+        self.release()
+
+
 @dataclass(frozen=True)
 class Furnished:
-    """A slot that was made ready: where the tensors go, None for objects; and where CUDA knows it, if it does."""
+    """A slot that was made ready: where the tensors go, None for objects."""
 
     layout: str
     places: list[torch.Tensor | None]
-    registered: int = 0
+    registered: Registered
 
     def release(self) -> None:
         """The slot's memory may go."""
-        if self.registered:
-            torch.cuda.cudart().cudaHostUnregister(self.registered)
-
-
-def _register(slot: Slot) -> int:
-    """Have CUDA copy straight into the slot's pages: three times as fast. Where it cannot, it is just slower."""
-    if not torch.cuda.is_initialized():
-        return 0
-    start: int = torch.frombuffer(slot.memory, dtype=torch.uint8).data_ptr()
-    done = torch.cuda.cudart().cudaHostRegister(start, len(slot.memory), 0)
-    return start if int(done) == 0 else 0
+        self.registered.release()
 
 
 class Layout:
@@ -293,23 +311,37 @@ class Layout:
         for text in (self.table, self.plan.contents, self.plan.blanks):
             data[at : at + len(text)] = text
             at += len(text)
-        return Furnished(self.name, places, _register(slot))
+        return Furnished(self.name, places, Registered(slot))
 
-    def fill(self, slot: Slot, places: Sequence[torch.Tensor | None], values: Sequence[Any]) -> bool:
-        """Copy the state into a slot; False if an object has outgrown its region, and a new layout is needed."""
+    def fill(
+        self,
+        slot: Slot,
+        places: Sequence[torch.Tensor | None],
+        values: Sequence[Any],
+        later: frozenset[int] = frozenset(),
+    ) -> list[Pair] | None:
+        """Copy the state into a slot, but for tensors whose addresses are in `later`: what is left to be copied.
+
+        None: an object has outgrown its region, and a new layout is needed.
+        """
         texts = []
         for item, region, value in zip(self.plan.items, self.regions, values, strict=True):
             if region.template is None:
                 text = pickled(value, item.index.fqn)
                 if len(text) > region.length:
-                    return False
+                    return None
                 texts.append((region.offset, text))
+        now: list[Pair] = []
+        left: list[Pair] = []
+        for place, value in zip(places, values, strict=True):
+            if place is not None:
+                (left if later and value.is_cuda and value.data_ptr() in later else now).append((place, value))
         with torch.no_grad():
-            _copy([(place, value) for place, value in zip(places, values, strict=True) if place is not None])
+            _copy(now)
         data = slot.data
         for offset, text in texts:
             data[offset : offset + len(text)] = text
-        return True
+        return left
 
 
 def _region(at: int, value: Any, key: str) -> Region:
@@ -327,7 +359,7 @@ def _place(data: memoryview, region: Region) -> torch.Tensor | None:
     return torch.frombuffer(data, dtype=region.dtype, count=region.shape.numel(), offset=at).view(region.shape)
 
 
-def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _copy(pairs: list[Pair]) -> None:
     cuda = {value.device for _, value in pairs if value.is_cuda}
     streams = {device: torch.cuda.Stream(device) for device in cuda}
     for device, stream in streams.items():

@@ -1,15 +1,12 @@
 """From the pages of the arena to a checkpoint on disk. The same code in a node's keeper and in a lone worker's thread.
 
-Shards are written past the page cache (O_DIRECT) where the file system can do that: from the same pages that the worker
-filled, in chunks of 16 MiB, each hashed on its way. Then fsync, the part, and the commit if this was the last part.
+Shards are written from the same pages that the worker filled, in chunks of 16 MiB, each hashed on its way. Then comes
+the part, and the commit if this was the last part.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,10 +14,8 @@ from pathlib import Path
 
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Mark, Slot, Ticket, open_slot
-from outlast.checkpoint.format import File, Part
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+from outlast.checkpoint.format import Part
+from outlast.checkpoint.storage import Address, Unreachable, address, storage_of
 
 
 @dataclass(frozen=True)
@@ -59,18 +54,24 @@ def persist(paths: Iterable[str | Path], ticket: Ticket) -> Outcome:
 
 def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
     first = leased[0][1]
-    directory, mark, step = Path(first.directory), first.mark, first.save.step
-    draft = directory / disk.draft_name(first.save)
+    mark, step, written = first.mark, first.save.step, 0
+    directory = address(first.directory)
+    storage = draft = None
     try:
+        storage = storage_of(directory)
         if known := disk.committed(directory, first.save):
             return Outcome(mark, step, path=str(known))  # by an earlier life of this process
-        draft.mkdir(parents=True, exist_ok=True)
-        disk.sync_directory(directory)
+        draft = directory / storage.draft(first.save)
+        storage.begin(draft.name)
         for slot, ticket in leased:
             _write(draft, slot, ticket)
+            written += 1
         final = disk.commit(directory, first.save)
-    except (OSError, disk.Damaged) as error:
-        _give_up(draft, leased)
+    except (OSError, ModuleNotFoundError, disk.Damaged) as error:
+        # With all parts written somebody else may commit them, now or later.
+        if storage is not None and draft is not None and written < len(leased):
+            names = [(disk.part_name(ticket.rank), disk.shard_name(ticket.rank)) for _, ticket in leased]
+            storage.discard(draft.name, [name for pair in names for name in pair])
         why = f"{error.strerror}" if isinstance(error, OSError) else str(error)
         where = getattr(error, "filename", None) or directory
         return Outcome(mark, step, f"step {step} is not on disk: {where}: {why}{_advice(error)}")
@@ -81,33 +82,7 @@ def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
     return Outcome(mark, step, path=str(final or ""))
 
 
-def write_file(path: Path, data: memoryview) -> File:
-    """Write and flush a file, from memory that is aligned to pages and whole pages long."""
-    descriptor, direct = _open(path)
-    try:
-        _reserve(descriptor, len(data))
-        digests, at = [], 0
-        for chunk, digest in disk.hashes(data):
-            try:
-                _write_all(descriptor, chunk, at)
-            except OSError as error:
-                if not direct or error.errno != errno.EINVAL:
-                    raise
-                direct = False
-                fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
-                _write_all(descriptor, chunk, at)
-            digests.append(digest)
-            at += len(chunk)
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        os.close(descriptor)
-    return File(path.name, len(data), tuple(digests))
-
-
-def prune(directory: Path, keep_last: int) -> list[Path]:
+def prune(directory: Address, keep_last: int) -> list[Address]:
     """Remove all but the newest checkpoints; those that are damaged are neither counted nor touched.
 
     One that is being read stays until the next time.
@@ -117,19 +92,18 @@ def prune(directory: Path, keep_last: int) -> list[Path]:
         with suppress(disk.Damaged, OSError):
             if not disk.check(each.path, disk.read_manifest(each.path)):
                 good.append(each.path)
-    removed = []
+    storage, removed = storage_of(directory), []
     for path in good[max(keep_last, 1) :] if keep_last else []:
-        with suppress(OSError), open(path / disk.MANIFEST, "rb") as manifest:
-            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            disk.remove(path)
-            removed.append(path)
+        with suppress(OSError):
+            if storage.remove(path.name):
+                removed.append(path)
     return removed
 
 
-def _write(draft: Path, slot: Slot, ticket: Ticket) -> None:
+def _write(draft: Address, slot: Slot, ticket: Ticket) -> None:
     shard, table, contents, blanks = slot.parts(ticket)
     with shard:
-        file = write_file(draft / disk.shard_name(ticket.rank), shard)
+        file = disk.write_shard(draft, disk.shard_name(ticket.rank), shard)
     part = Part(
         save=ticket.save,
         rank=ticket.rank,
@@ -142,43 +116,9 @@ def _write(draft: Path, slot: Slot, ticket: Ticket) -> None:
     disk.write_part(draft, part)
 
 
-def _give_up(draft: Path, leased: Sequence[tuple[Slot, Ticket]]) -> None:
-    """Take back what this node has written; the parts of others are theirs."""
-    for _, ticket in leased:
-        for name in (disk.shard_name(ticket.rank), f"shard-{ticket.rank}.json"):
-            with suppress(OSError):
-                (draft / name).unlink()
-    with suppress(OSError):
-        for entry in draft.glob(".*.tmp"):
-            entry.unlink()
-        draft.rmdir()  # unless there is something of others
-
-
-def _open(path: Path) -> tuple[int, bool]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o644), True
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags, 0o644), False
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Know early that the disk is full. Not posix_fallocate: where a file system cannot, that one writes it all."""
-    if size and _libc.fallocate(descriptor, 0, 0, size) != 0:
-        code = ctypes.get_errno()
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OSError(code, os.strerror(code))
-
-
-def _write_all(descriptor: int, data: memoryview, at: int) -> None:
-    while data:
-        done = os.pwrite(descriptor, data, at)
-        data, at = data[done:], at + done
-
-
-def _advice(error: OSError | disk.Damaged) -> str:
+def _advice(error: Exception) -> str:
+    if isinstance(error, Unreachable):
+        return ""  # it says itself what to do
     match getattr(error, "errno", None):
         case errno.ENOSPC | errno.EDQUOT:
             return "; make room, or keep fewer (keep_last)"

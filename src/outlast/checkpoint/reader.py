@@ -6,17 +6,15 @@ nothing else; objects are read with `weights_only=True`.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import mmap
 import pathlib
 import pickle
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,10 +28,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.arena import Mark, Ticket, open_slot
+from outlast.checkpoint.arena import Mark
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import LARGE, template
+from outlast.checkpoint.shards import Place, Shard
 from outlast.checkpoint.state import Targets
+from outlast.checkpoint.storage import Address, storage_of
 
 _CLASSES = {
     (metadata.__name__, name): getattr(metadata, name)
@@ -80,6 +80,70 @@ def parse(data: bytes | memoryview, name: str) -> Metadata:
     return parsed
 
 
+class Bytes(Protocol):
+    """Those of a file, as a memoryview has them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice) -> memoryview: ...
+
+
+class Fetched:
+    """A file of a store as memory: what is looked at is fetched by chunks, once, each verified if its hash is known.
+
+    Without `keep` it is forgotten when something else is looked at.
+    """
+
+    def __init__(
+        self,
+        path: Address,
+        file: disk.File | None,
+        name: str,
+        size: int,
+        *,
+        keep: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._path, self._file, self._name = path, file, name
+        self._storage = storage_of(path.parent)
+        self._keep, self._progress = keep, progress
+        self._mapping = mmap.mmap(-1, max(size, 1))
+        self._memory = memoryview(self._mapping)[:size]
+        self._spans = disk.spans(size)
+        self._missing = set(range(len(self._spans)))
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, _ = part.indices(len(self))
+        self.fetch(start, stop)
+        return self._memory[start:stop]
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Have this part of it. Raises `Damaged`, OSError."""
+        wanted = range(start // disk.CHUNK, -(-stop // disk.CHUNK))
+        if not self._keep:
+            self._forget(wanted)
+        numbers = [number for number in wanted if number in self._missing]
+        pieces = self._storage.ranges(f"{self._path.name}/{self._name}", [self._spans[number] for number in numbers])
+        for number, data in zip(numbers, pieces, strict=True):
+            offset, length = self._spans[number]
+            problem = disk.damage(self._path, self._file, number, data) if self._file is not None else ""
+            if problem or len(data) != length:
+                raise Damaged(problem or f"{self._path / self._name} ends early, in chunk {number}")
+            self._memory[offset : offset + length] = data
+            self._missing.discard(number)
+            if self._progress is not None:
+                self._progress(length)
+
+    def _forget(self, wanted: range) -> None:
+        for number in range(len(self._spans)):
+            if number not in wanted and number not in self._missing:
+                self._mapping.madvise(mmap.MADV_DONTNEED, *self._spans[number])
+                self._missing.add(number)
+
+
 class Source:
     """A checkpoint or snapshot that is open to be read: its metadata, and its shards by name."""
 
@@ -87,7 +151,7 @@ class Source:
         self,
         name: str,
         contents: Metadata,
-        shards: Mapping[str, memoryview],
+        shards: Mapping[str, Bytes],
         expect: Mapping[str, Callable[[int, int], None]] | None = None,
     ) -> None:
         self.name = name
@@ -97,57 +161,83 @@ class Source:
 
 
 @contextmanager
-def open_checkpoint(path: Path) -> Iterator[Source]:
-    """A checkpoint on disk, of ours or of DCP's own; mapped, and held so that nobody prunes it meanwhile.
+def open_checkpoint(
+    path: Address,
+    *,
+    verify: tuple[int, int] | None = None,
+    stream: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Source]:
+    """A checkpoint, of ours or of DCP's own; held so that nobody prunes it meanwhile, where that can be done.
 
+    `verify`: read every byte of a share of the files, as one of so many ranks, before. What is not on a disk comes by
+    chunks, each verified if there is a manifest; with `stream` all does, and nothing is kept that was read.
     Raises `Damaged`, OSError.
     """
+    storage = storage_of(path.parent)
     with ExitStack() as held:
-        manifest = path / disk.MANIFEST
-        if manifest.exists():
-            fcntl.flock(held.enter_context(open(manifest, "rb")), fcntl.LOCK_SH)
-        contents = parse((path / disk.METADATA).read_bytes(), str(path / disk.METADATA))
-        shards = {}
-        for shard in sorted(path.glob(f"*{disk.SHARD}")):
-            with open(shard, "rb") as file:
-                size = shard.stat().st_size
-                shards[shard.name] = memoryview(
-                    mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-                )
-        yield Source(str(path), contents, shards)
+        sizes = storage.sizes(path.name)
+        files: dict[str, disk.File] = {}
+        if disk.MANIFEST in sizes or verify is not None:
+            if disk.MANIFEST in sizes:
+                held.enter_context(storage.hold(path.name))
+            manifest = disk.read_manifest(path)
+            files = {file.name: file for file in manifest.files}
+            if (verify is not None or stream) and (problems := disk.check(path, manifest)):
+                raise Damaged(next(iter(problems.values())))
+        names = sorted(name for name in sizes if name.endswith(disk.SHARD))
+        shards: dict[str, Bytes] = {}
+        for name in (*names, disk.METADATA):
+            memory = storage.mapped(f"{path.name}/{name}") if not stream else None
+            shards[name] = (
+                Fetched(path, files.get(name), name, sizes.get(name, 0), keep=not stream, progress=progress)
+                if memory is None
+                else memory
+            )
+        if verify is not None:
+            rank, world = verify
+            for file in list(files.values())[rank::world]:
+                _verify(path, file, shards[file.name])
+        contents = shards.pop(disk.METADATA)
+        yield Source(str(path), parse(contents[:], str(path / disk.METADATA)), shards)
+
+
+def _verify(path: Address, file: disk.File, shard: Bytes) -> None:
+    if isinstance(shard, Fetched):
+        shard.fetch(0, len(shard))
+    elif problems := disk.verify_file(path, file):  # not by the mapping: an error of the disk would be a SIGBUS
+        raise Damaged(problems[0])
 
 
 @contextmanager
-def open_snapshot(paths: Mapping[int, str | Path], mark: Mark) -> Iterator[Source]:
-    """A snapshot in memory, from the slots of all of its ranks. Raises `Damaged` if they are not what they were."""
+def open_snapshot(places: Mapping[int, Sequence[Callable[[], Place]]], mark: Mark) -> Iterator[Source]:
+    """A snapshot in memory, from wherever the shards of its ranks are. Raises `Damaged` if one is nowhere."""
     with ExitStack() as held:
-        tables, shards, expect = [], {}, {}
+        tables, expect = [], {}
+        shards: dict[str, Bytes] = {}
         contents = blanks = b""
-        for rank in sorted(paths):
-            try:
-                slot = open_slot(paths[rank])
-            except (OSError, ValueError) as error:
-                raise Damaged(f"{paths[rank]}: {error}") from error
-            held.callback(slot.close)
-            ticket: Ticket | None = slot.ticket() if slot.lock(shared=True) else None
-            if ticket is None or ticket.mark != mark:
-                raise Damaged(f"{paths[rank]} has been overwritten")
-            shard, table, text, places = slot.parts(ticket)
+        step = None
+        for rank in sorted(places):
+            shard = Shard(rank, places[rank])
+            held.callback(shard.close)
+            table, text, blank = shard.tail()
             shards[disk.shard_name(rank)] = shard
-            expect[disk.shard_name(rank)] = slot.expect_reading
+            expect[disk.shard_name(rank)] = shard.expect
             tables.append(table)
             if rank == 0:
-                contents, blanks = text, places
-        name = f"the snapshot of step {ticket.save.step}" if paths and ticket else "the snapshot"
+                contents, blanks, step = text, blank, shard.ticket.save.step
+        name = f"the snapshot of step {step}" if step is not None else f"the snapshot {mark[0]}.{mark[1]}"
         yield Source(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards, expect)
 
 
 def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
-    """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line."""
+    """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line; `Damaged` if
+    the source turned out to be no good on the way: the state is then half of it, and to be loaded anew.
+    """
     distributed = dist.is_available() and dist.is_initialized()
     try:
         targets = Targets(state, source.metadata)
-        planner = _Planner()
+        planner = Planner()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group, and that a mapping is not writable
             dcp.load(
@@ -161,12 +251,14 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
         targets.write_back()
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
+        if isinstance(first, Damaged):  # noticed while it was read; the same on all ranks
+            raise first from error
         raise ValueError(f"{source.name} cannot be loaded: {' '.join(str(first).split())}") from error
     except ValueError as error:
         raise ValueError(f"{source.name} cannot be loaded: {error}") from error
 
 
-class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
+class Planner(DefaultLoadPlanner):  # type: ignore[misc]
     """DCP's, which would let objects be unpickled that can do anything."""
 
     def __init__(self) -> None:
@@ -208,7 +300,7 @@ class Reader(StorageReader):  # type: ignore[misc]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         with torch.no_grad():
-            for item in plan.items:
+            for item in sorted(plan.items, key=self._place):  # as it lies there
                 self._read(item, planner)
         done: Future[None] = Future()
         done.set_result(None)
@@ -231,6 +323,10 @@ class Reader(StorageReader):  # type: ignore[misc]
             raise ValueError(f"{item.dest_index.fqn} has shape {tuple(tensor.size())}, not {tuple(target.size())}")
         target.copy_(tensor)
         planner.commit_tensor(item, target)
+
+    def _place(self, item: ReadItem) -> tuple[str, int]:
+        info = self._storage.get(item.storage_index)
+        return (info.relative_path, info.offset) if info is not None else ("", 0)
 
     def _bytes(self, item: ReadItem) -> memoryview:
         info = self._storage.get(item.storage_index)

@@ -8,6 +8,7 @@ only as long as it was seen to give the very same keys and the very same memory 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 from functools import lru_cache
 from itertools import pairwise
@@ -47,6 +48,7 @@ class Sources:
         if isinstance(value, torch.nn.Module):
             if not verify and name in self._quick:
                 return _model(value)
+            _refuse_megatron(name, value)
             return self._compared(name, _model(value), dcp.get_model_state_dict(value))
         if isinstance(value, torch.optim.Optimizer):
             model = owner(value, state)
@@ -56,6 +58,11 @@ class Sources:
             if not value.state or (not verify and name in self._quick):
                 return _optimizer(value, model)
             return self._compared(name, _optimizer(value, model), dcp.get_optimizer_state_dict(model, value))
+        if type(value).__module__.startswith("deepspeed.runtime.zero"):
+            raise ValueError(
+                f"{name} is an optimizer of DeepSpeed's ZeRO, which has another state on each rank under the same "
+                "names: save it with DeepSpeed's own checkpoints"
+            )
         return value.state_dict() if isinstance(value, Stateful) else value
 
     def _compared(self, name: str, quick: Nested, slow: Nested) -> Nested:
@@ -64,6 +71,18 @@ class Sources:
             return quick
         self._quick.discard(name)
         return slow
+
+
+def _refuse_megatron(name: str, module: torch.nn.Module) -> None:
+    """What looks replicated there is not: ranks have other parts of a layer, or other layers, under the same names."""
+    groups = sys.modules.get("megatron.core.parallel_state")
+    if groups is None or not any(hasattr(each, "tensor_model_parallel") for each in module.parameters()):
+        return
+    if groups.get_tensor_model_parallel_world_size() * groups.get_pipeline_model_parallel_world_size() > 1:
+        raise ValueError(
+            f"{name} is a model of Megatron-core that is split over ranks, which have other tensors under the same "
+            "names: save it with megatron.core.dist_checkpointing"
+        )
 
 
 def owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> torch.nn.Module | None:

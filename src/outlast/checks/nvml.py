@@ -40,6 +40,26 @@ def health(uuid: str) -> Health:
         return read(nvml, handle) if handle is not None else Health()
 
 
+def states() -> list[str]:
+    """How the GPUs of this machine are, a line for each, and one for each fault: what is seen when a worker failed."""
+    lines = []
+    with _library() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml.NVMLError as error:
+                lines.append(f"GPU {index}: it cannot be reached ({error})")
+                continue
+            memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), _text(nvml.nvmlDeviceGetName(handle))
+            state = [f"{memory.used >> 20} of {memory.total >> 20} MiB used"]
+            with suppress(nvml.NVMLError):
+                state.append(f"{nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)} °C")
+            found = read(nvml, handle)
+            lines.append(f"GPU {index} ({name}): {', '.join([*state, *found.warnings])}")
+            lines += [f"GPU {index} ({name}) is faulty: {fault}" for fault in found.faults]
+    return lines
+
+
 def read(nvml: Any, handle: Any) -> Health:
     """All readings of one GPU. A call that this library or this GPU does not have leaves its reading out."""
     faults: list[str] = []
@@ -162,3 +182,7 @@ def _seen(pid: int) -> bool:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":
+    print("\n".join(states()))

@@ -1,4 +1,4 @@
-"""`outlast checkpoints`: what is in a directory of checkpoints, and whether it is whole. Needs no torch."""
+"""`outlast checkpoints`: what is in a directory of checkpoints, and whether it is whole. Only `export` needs torch."""
 
 from __future__ import annotations
 
@@ -8,38 +8,48 @@ from datetime import datetime
 from pathlib import Path
 
 from outlast.checkpoint import format as disk
-from outlast.checkpoint.format import Damaged, Found, Manifest
+from outlast.checkpoint.format import Damaged, Manifest
 from outlast.checkpoint.persist import prune
+from outlast.checkpoint.storage import Address, Found, address
 from outlast.cli.flags import Parser
 
 WIDTH = 30  # characters of a progress bar
 
 
 def main(argv: Sequence[str]) -> int:
-    """`list`, `verify`, `show` or `prune`. 1 if something is damaged or missing, 2 for what cannot be understood."""
+    """What is asked for. 1 if something is damaged or missing, 2 for what cannot be understood or done."""
     parser = Parser(prog="outlast checkpoints", description="Looks after a directory of checkpoints.")
-    parser.add_argument("action", choices=["list", "verify", "show", "prune"], help="What to do.")
-    parser.add_argument("path", help="The directory that outlast.Checkpointer was given, or one checkpoint in it.")
-    parser.add_argument("--step", type=int, help="Only the checkpoint of this step.")
+    actions = ["list", "verify", "show", "prune", "export"]
+    parser.add_argument("action", choices=actions, help="What to do.")
+    parser.add_argument(
+        "path", help="What outlast.Checkpointer was given (a directory, s3://…), or one checkpoint in it."
+    )
+    parser.add_argument("out", nargs="?", help="export: the file to write.")
+    parser.add_argument("--step", type=int, help="Only the checkpoint of this step; export: this, and not the newest.")
     parser.add_argument("--keep-last", type=int, help="prune: how many of the newest to keep.")
-    args, unknown = parser.parse_known_args(argv)
+    parser.add_argument("--format", choices=["safetensors", "torch"], help="export: else by the name of the file.")
+    parser.add_argument("--part", default="", help="export: only this entry of the state, as 'model'.")
+    args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         parser.unknown(unknown[0])
     try:
+        if args.out is not None and args.action != "export":
+            raise ValueError(f"{args.action} takes one path, and not {args.out!r} as well")
         if args.action == "prune":
-            return _prune(Path(args.path), args.keep_last)
-        chosen = _choose(Path(args.path), args.step)
+            return _prune(address(args.path), args.keep_last)
+        chosen = _choose(address(args.path), args.step)
+        if args.action == "export":
+            return _export(chosen[0], args.out, args.format, args.part)
         return {"list": _list, "verify": _verify, "show": _show}[args.action](chosen)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"outlast checkpoints: error: {error}", file=sys.stderr)
         return 2
 
 
-def _choose(path: Path, step: int | None) -> list[Found]:
+def _choose(path: Address, step: int | None) -> list[Found]:
     """All checkpoints of a directory, or the one that is meant."""
-    if not path.is_dir():
+    if isinstance(path, Path) and not path.is_dir():
         raise ValueError(f"{path} is not a directory: give the one that outlast.Checkpointer was given")
-    path = path.absolute()
     chosen = [each for each in disk.found(path.parent) if each.path == path] or disk.found(path)
     if not chosen:
         raise ValueError(f"{path} holds no checkpoints of Outlast")
@@ -99,14 +109,36 @@ def _show(chosen: list[Found]) -> int:
     return 0
 
 
-def _prune(path: Path, keep_last: int | None) -> int:
+def _prune(path: Address, keep_last: int | None) -> int:
     if keep_last is None or keep_last < 1:
         raise ValueError("prune needs --keep-last with the number of checkpoints to keep, at least 1")
     _choose(path, None)
     removed = prune(path, keep_last)
     for each in removed:
         print(f"removed {each}")
+    for draft in disk.clear_drafts(path):
+        print(f"removed {path / draft.name}, which nobody had written to for long")
     print(f"{len(disk.found(path))} left")
+    return 0
+
+
+def _export(chosen: Found, out: str | None, kind: str | None, part: str) -> int:
+    if out is None:
+        raise ValueError("export needs the name of the file to write")
+    from outlast.checkpoint.export import export, format_of
+
+    progress = _progress(chosen.path)
+    try:
+        left_out = export(chosen.path, Path(out), kind or format_of(Path(out)), part=part, progress=progress)
+    except Damaged as damaged:
+        print(f"outlast checkpoints: error: {damaged}: nothing was exported", file=sys.stderr)
+        return 1
+    finally:
+        progress(-1)
+    if left_out:
+        few = ", ".join(left_out[:5]) + (", …" if len(left_out) > 5 else "")
+        print(f"left out, because it is no tensor: {few}", file=sys.stderr)
+    print(f"{out}: step {chosen.step}, {_size(Path(out).stat().st_size)}")
     return 0
 
 
@@ -126,7 +158,7 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
-def _progress(path: Path) -> Callable[[int], None]:
+def _progress(path: Address) -> Callable[[int], None]:
     """A bar on a terminal, nothing elsewhere. Told -1, it goes away."""
     if not sys.stderr.isatty():
         return lambda _: None
@@ -138,7 +170,7 @@ def _progress(path: Path) -> Callable[[int], None]:
 
     def show(size: int) -> None:
         nonlocal done
-        done += max(size, 0)
+        done = min(done + max(size, 0), total)
         bar = "█" * (WIDTH * done // total)
         text = "" if size < 0 else f"{path.name} {bar:<{WIDTH}} {done / total:4.0%}"
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outlast.cli.flags import Parser
 from outlast.core.decisions import decisions
-from outlast.core.events import Asked, Event, Joined, Lost, Reported, Saw
+from outlast.core.events import Asked, Event, Joined, Lost, Reported, Saw, Straggled
 from outlast.core.job import Job
 from outlast.journal import Began, Cut, Damaged, Happened, Record, digest, read
 
@@ -90,6 +90,8 @@ def _told(event: Event) -> str:
         return f"{event.node} reports generation {report.generation} {report.state.value}{alive}{failed}{leaving}"
     if isinstance(event, Saw):
         return f"{event.node} says where {sum(len(each.ranks) for each in event.seen.observations)} ranks are"
+    if isinstance(event, Straggled):
+        return f"found: {event.straggler.sentence(event.node)}"
     if isinstance(event, Lost):
         return f"{event.node} lost: {event.why}"
     if isinstance(event, Asked):

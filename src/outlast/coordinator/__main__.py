@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from outlast import log
+from outlast import certificate, log
 from outlast.commission import Commission
-from outlast.coordinator import tls
 from outlast.coordinator.event_stream import EventStream
 from outlast.coordinator.server import Server
 from outlast.journal import Journal, recall
@@ -31,7 +30,7 @@ def main() -> int:
     gc.set_threshold(100_000, 20, 20)  # looking through ten thousand connections for garbage takes long
     listener = socket.socket(fileno=commission.listener)
     listener.setblocking(False)
-    context, binding = tls.server_side(commission.tls) if commission.tls is not None else (None, b"")
+    context, binding = certificate.server_side(commission.tls) if commission.tls is not None else (None, b"")
 
     path = Path(commission.journal)
     memory = recall(path) if commission.recall else None

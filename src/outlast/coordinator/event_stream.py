@@ -51,6 +51,17 @@ class EventStream:
                 "where": note.verdict.where,
                 "hang": note.verdict.kind.value,
             }
+        if note.straggler is not None:
+            found = note.straggler.straggler
+            line |= {
+                "straggler": "begins" if found.over is None else "ends",
+                "ranks": found.ranks,
+                "nodes": [note.straggler.node],
+                "section": found.section,
+                "factor": round(found.factor, 3),
+                "since": found.since,
+                "over": found.over,
+            }
         try:
             os.write(self._file, _encoder.encode(line) + b"\n")
         except OSError as error:

@@ -28,18 +28,35 @@ from outlast.core.events import (
     Kind,
     Lost,
     Note,
+    Queried,
     Raise,
     Remember,
     Reply,
     Reported,
     Saw,
     Send,
+    Straggled,
     Tick,
 )
 from outlast.core.job import FIRST, Job
 from outlast.core.liveness import ORPHANS, Liveness
+from outlast.core.stragglers import Stragglers
 from outlast.journal import Began, Journal
-from outlast.messages import Ask, Findings, FromAgent, FromCoordinator, Join, Over, Report, Rules, Seen, Standing, Term
+from outlast.messages import (
+    Ask,
+    Findings,
+    FromAgent,
+    FromCoordinator,
+    Join,
+    Over,
+    Paces,
+    Query,
+    Report,
+    Rules,
+    Seen,
+    Standing,
+    Term,
+)
 from outlast.platforms.plugins import Alarm, Faulty, Plugins
 from outlast.wire import Wire, WireError
 
@@ -48,6 +65,8 @@ JOURNALLED = 0.02  # seconds within which what happened is written
 READ = 1 << 16
 ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
 BACKLOG = 4096  # the whole of a large job may knock at the same moment
+
+LEVELS = {Kind.HANG: logging.ERROR, Kind.STRAGGLER: logging.WARNING}
 
 log = logging.getLogger("coordinator")
 _decoder = msgspec.msgpack.Decoder(FromAgent)
@@ -178,6 +197,7 @@ class Server:
         self._events = events
         self._of: dict[str, Peer] = {}
         self._liveness = Liveness(rules.node_timeout)
+        self._stragglers = Stragglers(rules.straggler_factor)
         self._loop = asyncio.get_running_loop()
         self._job = Job(rules, clock.now(), term=term, run=run, memory=memory)
         if journal is not None:
@@ -233,6 +253,12 @@ class Server:
             self._feed(Reported(node, message))
         elif isinstance(message, Seen):
             self._feed(Saw(node, message))
+        elif isinstance(message, Query):
+            self._feed(Queried(node, message))
+        elif isinstance(message, Paces):
+            # Beside the job's decisions, as silence is: of all the figures, they and the journal need the outcome only.
+            for who, found in self._stragglers.hear(node, message):
+                self._feed(Straggled(who, found))
         elif isinstance(message, Findings):
             self._feed(Found(node, message))
 
@@ -294,7 +320,7 @@ class Server:
             if peer is not None:
                 peer.send(command.message)
         elif isinstance(command, Note):
-            log.log(logging.ERROR if command.kind is Kind.HANG else logging.INFO, "%s", command.text)
+            log.log(LEVELS.get(command.kind, logging.INFO), "%s", command.text)
             if self._events is not None:
                 self._events.append(command, run=self._job.run, term=self._job.term)
         elif isinstance(command, Remember) and self._journal is not None:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from outlast.core.budget import Ledger
-from outlast.messages import Assignment, Ballot, Charter, Failure, Over, Rules, Successor
+from outlast.messages import Assignment, Ballot, Charter, Failure, Ledger, Over, Rules, Successor
 
 VOTES = 2  # of a member
 HEAD = 1  # more, of the one whose half goes on when a network splits into halves
@@ -152,6 +151,10 @@ class Authority:
     def acts(self, now: float) -> bool:
         """Whether this coordinator may act now."""
         return self._answer(self._reckon, now)
+
+    def leads(self, now: float) -> bool:
+        """The same, for what leaves no trace in the journal: a replay is not asked it."""
+        return self._reckon(now)
 
     def _answer(self, question: Callable[[float], bool], now: float) -> bool:
         answer = question(now) if self.foretold is None else self._foretell()

@@ -10,32 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from outlast.messages import LONGEST_REASON, Failure, Rules, Tried
+from outlast.messages import LONGEST_REASON, Ban, Failure, Ledger, Rules, Tried
 
 CURELESS_TRIES = 2  # of what a retry cannot help
 NODE_TRIES = 3  # in a row on one node, until it is the node's fault
 LONG = 600.0  # seconds: whoever ran that long has got on, with or without steps that we know of
 KEPT = 100  # of what was tried: the first ones and the last ones
+TOLD, SHORT = 32, 200  # of them, the last ones, that successors are told; characters of each of their texts
 HOUR = 3600.0
 _NUMBERS = re.compile(r"(?:0x)?[0-9a-f]*\d[0-9a-f]*", re.IGNORECASE)
-
-
-class Ban(msgspec.Struct, frozen=True, array_like=True):
-    """A place that is left out for a while, or was."""
-
-    since: float
-    until: float
-    times: int
-    reason: str
-
-
-class Ledger(msgspec.Struct, frozen=True):
-    """What a coordinator that is killed has to know of all this."""
-
-    tried: tuple[Tried, ...] = ()
-    bans: dict[str, Ban] = {}
 
 
 class Budget:
@@ -53,6 +38,20 @@ class Budget:
 
     def ledger(self) -> Ledger:
         return Ledger(tuple(self.tried), dict(self.bans))
+
+    def tell(self, now: float) -> Ledger:
+        """What a successor has to know, whose clock is another one: times count from now."""
+        last = (
+            replace(each, title=each.title[:SHORT], seen=each.seen[:SHORT], did=each.did[:SHORT])
+            for each in self.tried[-TOLD:]
+        )
+        return Ledger(tuple(last), _shifted(self.bans, -now))
+
+    def hear(self, told: Ledger, now: float) -> None:
+        """Take over what another coordinator has told: it is newer than what is known here."""
+        known = {each.generation for each in told.tried}
+        self.tried = [each for each in self.tried if each.generation not in known] + list(told.tried)
+        self.bans |= _shifted(told.bans, now)
 
     def spent(self, failures: Sequence[Failure]) -> str:
         """Why this failure, of which the root is first, is not worth another try; nothing, if it is."""
@@ -157,6 +156,10 @@ def root_first(failures: Sequence[Failure]) -> list[Failure]:
         by_time.sort(key=lambda failure: not failure.culprit)
     root = min(by_time, key=lambda failure: failure.cause is not None and failure.cause.role == "cascade")
     return [root, *(each for each in by_time if each is not root)]
+
+
+def _shifted(bans: dict[str, Ban], by: float) -> dict[str, Ban]:
+    return {place: replace(ban, since=ban.since + by, until=ban.until + by) for place, ban in bans.items()}
 
 
 def _of_the_script(failure: Failure) -> bool:

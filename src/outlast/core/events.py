@@ -7,8 +7,9 @@ from enum import Enum
 import msgspec
 
 from outlast.core.authority import Memory
+from outlast.core.stragglers import Straggler
 from outlast.diagnosis.culprit import Verdict
-from outlast.messages import Answer, Ask, Findings, FromCoordinator, Join, Report, Seen
+from outlast.messages import Answer, Ask, Findings, FromCoordinator, Join, Query, Report, Seen
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -29,6 +30,20 @@ class Saw(msgspec.Struct, frozen=True, tag="saw"):
 
     node: str
     seen: Seen
+
+
+class Queried(msgspec.Struct, frozen=True, tag="queried"):
+    """A node passes on what one of its workers asks."""
+
+    node: str
+    query: Query
+
+
+class Straggled(msgspec.Struct, frozen=True, tag="straggled"):
+    """Ranks of a node are slower than the others, or are so no longer."""
+
+    node: str
+    straggler: Straggler
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
@@ -61,7 +76,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed: a deadline may be due."""
 
 
-Event = Joined | Reported | Saw | Found | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Queried | Straggled | Found | Lost | Asked | Tick
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -96,8 +111,9 @@ class Kind(str, Enum):
     END = "end"  # of a generation
     RESTART = "restart"
     HANG = "hang"
+    STRAGGLER = "straggler"
     NODE = "node"  # one came, went, or was refused
-    WAIT = "wait"  # for nodes
+    WAIT = "wait"  # for nodes, or for ranks to save
     CALIBRATION = "calibration"
     CHECK = "check"  # of nodes
     JOB = "job"  # it is over
@@ -110,6 +126,7 @@ class Note(msgspec.Struct, frozen=True):
     kind: Kind
     generation: int
     verdict: Verdict | None = None  # of a hang
+    straggler: Straggled | None = None
 
 
 class Cordon(msgspec.Struct, frozen=True):

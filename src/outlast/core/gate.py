@@ -65,7 +65,7 @@ class Gate:
             partners=partners,
             history={name: self._figures[name] for name in self._figures if name not in nodes},
             behind=lambda name: members[name].behind or 0.0,
-            factor=self._rules.straggler_factor,
+            factor=self._rules.slow_node_factor,
             limit=self._rules.node_check_timeout,
         )
 

@@ -4,6 +4,7 @@ One state machine. Events go in with the time, commands come out, and every chan
 that says why. The rules, in the order in which they are applied:
 
 - RUNNING: a worker that failed, a member that was lost or leaves, or nodes that wait to join end the generation.
+  Where that can wait for a moment, all ranks save first (core/changes.py).
 - STOPPING: nobody goes on until no worker of the old generation can be alive any more. Only then is it known
   why it ended: a worker that failed because another node was lost is that node's victim, and costs no restart.
 - FORMING: with MAX nodes at once, with MIN after a last call; below MIN it waits, and gives up at last.
@@ -23,9 +24,11 @@ from msgspec.structs import replace
 from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
+from outlast.core.changes import Change, belongs_on_disk
 from outlast.core.check_table import summary
 from outlast.core.checks import Row
 from outlast.core.checks import Standing as Fitness
+from outlast.core.dealer import Dealer
 from outlast.core.events import (
     Asked,
     Command,
@@ -37,18 +40,21 @@ from outlast.core.events import (
     Kind,
     Lost,
     Note,
+    Queried,
     Raise,
     Remember,
     Reply,
     Reported,
     Saw,
     Send,
+    Straggled,
 )
 from outlast.core.gate import Gate
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member
 from outlast.core.roster import assign, choose, rank, world_of
+from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
 from outlast.diagnosis.observation import Observation
 from outlast.messages import (
@@ -64,6 +70,8 @@ from outlast.messages import (
     FailoverStrategy,
     Failure,
     FromCoordinator,
+    Halt,
+    Halted,
     Join,
     Leaving,
     Named,
@@ -157,7 +165,10 @@ class Job:
         self._gate = Gate(rules)
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
+        self._change = Change(rules)  # that is planned, in this generation
+        self._dealer = Dealer()  # of shards, to whoever asks for them
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
+        self._snapshots = Snapshots()  # in the memory of the nodes
         self._last_call: float | None = None
         self._pend: float | None = None
         self._empty: float | None = now + max(rules.empty_timeout, FIRST_NODE)
@@ -249,7 +260,8 @@ class Job:
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
-            times = [self._last_call, self._pend, self._empty, self._back, self._inquiry.deadline()]
+            times = [self._last_call, self._pend, self._empty, self._back]
+            times += [self._inquiry.deadline(), self._change.deadline()]
         if self._powerless is None:
             times.append(self._gate.deadline())
         return min((t for t in times if t is not None), default=None)
@@ -265,6 +277,11 @@ class Job:
             self._joined(event.join, now)
         elif isinstance(event, Saw):
             self._saw(event.node, event.seen, now)
+        elif isinstance(event, Queried):
+            self._dealer.ask(event.node, event.query)
+            self.idle = True
+        elif isinstance(event, Straggled):
+            self._straggled(event, now)
         elif isinstance(event, Found):
             self.idle = not self._gate.take(event.node, event.findings, now)
             if not self.idle:
@@ -275,6 +292,10 @@ class Job:
             self._asked(event.ask, now)
         else:
             self._settle(now)
+        self._dealer.hurry(self._change.planned)
+        if self._dealer.waits and self.phase is Phase.RUNNING and self._authority.leads(now):
+            world = next(iter(self._roster.values())).world_size
+            self._out += [Send(node, told) for node, told in self._dealer.answers(self.generation, world)]
         return self._out
 
     # -- events
@@ -313,8 +334,9 @@ class Job:
         if join.key:
             self._supersede(join, now)
         self._learn(join, node, now)
+        self._dealer.hear(join.node, join.hands)
         r = self.rules
-        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace))
+        self._send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, self._successors))
         self._reported(join.node, join.report, now, again=True)
         self._bind(now)
         if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
@@ -409,6 +431,9 @@ class Job:
             self._authority.adopt(charter)
             self._successors = charter.successors
             self._excluded |= charter.excluded
+            if charter.ledger is not None:
+                self._budget.hear(charter.ledger, now)
+                self._let_back(now)
             self._roster, self._places = {}, {}
             self._absent = {s.node: s.name for s in charter.successors}
             self._failures, self._departed, self._hearsay = [], [], True
@@ -454,19 +479,25 @@ class Job:
             node.acked(node.report.seq, now)
             self._send(name, Ack(node.report.seq, self.term.number, leased))
 
-    def _charter(self, name: str) -> Charter:
-        ballots = tuple(e.ballot(name) for e in self._authority.electorates)
+    def _charter(self, name: str, now: float) -> Charter:
+        succeeds = any(name == successor.node for successor in self._successors)
         return Charter(
-            self.run, self.rules, ballots, self._successors, self._charged, dict(self._excluded), self._electors(name)
+            run=self.run,
+            rules=self.rules,
+            ballots=tuple(e.ballot(name) for e in self._authority.electorates),
+            successors=self._successors,
+            restarts=self._charged,
+            excluded=dict(self._excluded),
+            members=self._electors() if succeeds else (),
+            ledger=self._budget.tell(now) if succeeds else None,
         )
 
-    def _electors(self, name: str) -> tuple[str, ...]:
+    def _electors(self) -> tuple[str, ...]:
         """Whom a successor must know, beyond the other successors: those that nobody could tell of their votes."""
         newest = self._authority.newest
-        few = newest is None or newest.size <= len(self._successors) or newest.size > ELECTORS
-        if few or all(name != successor.node for successor in self._successors):
+        if newest is None or newest.size <= len(self._successors) or newest.size > ELECTORS:
             return ()
-        return tuple(newest.votes) if newest is not None else ()
+        return tuple(newest.votes)
 
     @property
     def _known(self) -> tuple[int, int, int]:
@@ -482,8 +513,8 @@ class Job:
             self.idle = True
             return  # late or doubled: what it says is no longer true
         node.report = report
-        node.heard(report.sent, now)
-        changed = _changed(known, report)
+        news = node.heard(report.sent, now)
+        changed = self._snapshots.told(name, report.held) or _changed(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
         if repeated is not None:
@@ -497,13 +528,17 @@ class Job:
             self._ack(name, node, now)
         if again or changed:
             self._digest(name, node, now)
+            ends = report.generation == self.generation and node.stopped(self.generation)
+            if ends and name in self._roster and self.phase is Phase.RUNNING:
+                self._depart(f"the workers of node {node.name} were told to stop")  # by another coordinator, long ago
         if again or changed or busy:
             self._settle(now)
         if late and (self.phase is not Phase.RUNNING or name not in self._roster):
             self._ack(name, node, now)
         if again or not changed or node.leaving:
             self._remind(name, node, now)
-        self.idle = not (again or changed or busy or self._is_busy) and all(_is_ack(command) for command in self._out)
+        decisive = again or changed or news or busy or self._is_busy
+        self.idle = not decisive and all(_is_ack(command) for command in self._out)
 
     @property
     def _is_busy(self) -> bool:
@@ -526,8 +561,10 @@ class Job:
             self._send(name, Over(False, drained, left=True, term=self.term.number))
         elif member and report.generation < self.generation and report.floor < self.generation:
             self._start(name, node, now)
+        elif member and (halt := self._change.lacks(report.halted)) is not None:
+            self._send(name, halt)
         elif report.known != self._known:
-            self._send(name, self._charter(name))
+            self._send(name, self._charter(name, now))
         elif member and (lacking := self._calibration.lacks(report)) is not None:
             self._send(name, lacking)
         elif (probe := self._gate.owed(name, self._nodes)) is not None:
@@ -535,7 +572,9 @@ class Job:
 
     def _start(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
-        self._send(name, Start(self._roster[name], self.term.number, self._charter(name), node.report.seq))
+        keeping = self._snapshots.keeping(name, self.generation, self._roster, self._nodes)
+        charter = self._charter(name, now)
+        self._send(name, Start(self._roster[name], self.term.number, charter, node.report.seq, keeping))
 
     def _digest(self, name: str, node: Member, now: float) -> None:
         """Take a changed report to heart."""
@@ -552,19 +591,22 @@ class Job:
         leaves = report.leaving is Leaving.DRAIN and _place_of(node.join) not in self._excluded
         if leaves and name in self._unfinished and self.phase is not Phase.STOPPING:
             # Its workers run on until they are told to stop: what failed before is not a consequence.
-            self._depart(f"node {node.name} is draining")
+            self._plan(f"node {node.name} is draining", now)
         if report.generation != self.generation:
             return
         if self.phase is Phase.RUNNING:
             self._calibrate(name, node)
             if report.overdue is not None:
                 self._inquiry.hear(name, report.overdue)
+            if report.halted is not None:
+                self._halted(name, report.halted, now)
         if report.state is State.CUT_OFF:
             self._depart(f"node {node.name} was cut off and stopped its workers")
         elif report.state is State.FAILED:
             self._failed(node.aligned(report.failures))
         elif report.state is State.FINISHED:
             self._unfinished.discard(name)
+            self._change.finished(name)
 
     def _grant(self, name: str, node: Member, wish: Wish, now: float) -> None:
         """Do what a rank asks for. Its node says it again and again, perhaps to a coordinator that comes after us."""
@@ -637,6 +679,7 @@ class Job:
         if node is None or not node.connected:
             return
         node.connected = False
+        self._snapshots.forget(event.node)
         node.until = None if node.clear else event.until
         self._connected -= 1
         if event.ended and self._authority.acts(now):
@@ -673,7 +716,7 @@ class Job:
             answer = Answer(False, f"nothing to restart: the job is {self.phase.value}")
         else:
             answer = Answer(True, f"job {self.rules.job}: generation {self.generation} ends, and starts anew")
-            self._depart(f"a restart was asked for by {ask.who}")
+            self._plan(f"a restart was asked for by {ask.who}", now)
             self._settle(now)
         self._out.append(Reply(answer))
 
@@ -743,7 +786,7 @@ class Job:
             for name, node in self._nodes.items():
                 if node.connected:
                     self._ack(name, node, now)
-                    self._send(name, self._charter(name))
+                    self._send(name, self._charter(name, now))
         missing = newest.size - len(self._roster)
         if missing and self._free is not None:
             return
@@ -753,6 +796,7 @@ class Job:
             return
         self._unfinished = set(self._roster)
         self._inquiry = self._inquiry.anew(self.generation)
+        self._change = Change(self.rules, self.generation)
         self.phase = Phase.RUNNING
         departed, self._departed = self._departed, []
         for why in departed:
@@ -784,6 +828,9 @@ class Job:
         self._inquire(now)
         if not self._unfinished:
             self._end(True, "every worker finished", now)
+        elif self._change.planned:
+            if why := self._change.outcome(now):
+                self._depart(why)
         elif self._ready and len(self._unfinished) == len(self._roster):
             # Nobody has finished yet: more nodes are worth the interruption.
             ready = self._admitted(now)
@@ -791,7 +838,7 @@ class Job:
             if size <= len(self._roster):
                 self._last_call = None
             elif size == self._world(r.max_nodes) or self._is_due(now):
-                self._depart(f"{_names(ready.values())} joined")
+                self._plan(f"{_names(ready.values())} joined", now)
         else:
             self._last_call = None
 
@@ -857,12 +904,18 @@ class Job:
         if not blamed:
             return ""
         self._gate.doubt(home.join.node)
-        if not self._world(len(self._ready) - (home.join.node in self._ready)):
-            return f"; node {home.name} stays, for without it there are fewer than {self.rules.min_nodes}: {blamed}"
+        stays = self._must_stay(home, len(self._ready) - (home.join.node in self._ready), now)
+        if stays:
+            return f"; {stays}: {blamed}"
+        return f", without node {home.name} for {self._leave_out(home, blamed, now):g} s: {blamed}"
+
+    def _must_stay(self, node: Member, others: int, now: float) -> str:
+        """Why a node cannot be left out: the others are not enough, or too many are out; nothing, if it can."""
+        if not self._world(others):
+            return f"node {node.name} stays, for without it there are fewer than {self.rules.min_nodes}"
         if not self._budget.may_evict(now):
-            return f"; node {home.name} stays, for enough have gone within an hour (eviction_limit): {blamed}"
-        seconds = self._leave_out(home, blamed, now)
-        return f", without node {home.name} for {seconds:g} s: {blamed}"
+            return f"node {node.name} stays, for enough have gone within an hour (eviction_limit)"
+        return ""
 
     def _leave_out(self, node: Member, why: str, now: float) -> float:
         """Do not use a node's place for a while. Returns for how long."""
@@ -873,6 +926,27 @@ class Job:
         self._place(node.join.node, node)
         self._out.append(Cordon(node.name, why, seconds))
         return seconds
+
+    def _straggled(self, event: Straggled, now: float) -> None:
+        """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""
+        home = self._nodes.get(event.node)
+        if home is None or self.phase is Phase.OVER:
+            return
+        found, what = event.straggler, event.straggler.sentence(home.name)
+        if not found.lasts:
+            told = f"generation {found.generation}: {what}"
+            self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
+            return
+        runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
+        goes = self.rules.straggler == "exclude" and runs and _place_of(home.join) not in self._left_out
+        if not goes or not self._authority.acts(now):
+            return
+        if stays := self._must_stay(home, len(self._roster) + len(self._ready) - 1, now):
+            self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
+            return
+        seconds = self._leave_out(home, what, now)
+        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {what}", now)
+        self._settle(now)
 
     # -- checks of nodes
 
@@ -944,12 +1018,14 @@ class Job:
     def _let_back(self, now: float) -> None:
         """Places that were left out for a while may be used again, on probation."""
         out = {place for place in self._budget.bans if self._budget.is_out(place, now)}
-        back, self._left_out = self._left_out - out, out
+        before, self._left_out = self._left_out, out
         self._back = self._budget.due(now)
         for name, node in self._nodes.items():
-            if _place_of(node.join) in back:
+            place = _place_of(node.join)
+            if place in before - out:
                 self._gate.doubt(name)
                 self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
+            if place in before ^ out:
                 self._place(name, node)
 
     def _while_forming(self, now: float) -> None:
@@ -1003,6 +1079,7 @@ class Job:
         self._gate.withdraw(self._roster, now)
         self._calibration.regroup(self._roster)
         self._inquiry = self._inquiry.anew(self.generation)
+        self._change = Change(self.rules, self.generation)
         self.phase = Phase.RUNNING
         head = self.term.by if self.term.by in self._roster else members[0].node
         self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
@@ -1042,6 +1119,34 @@ class Job:
         del self._failures[FAILURES_KEPT:]
         if self.phase is Phase.RUNNING and failures:
             self._stop(_what(failures[0]))
+
+    def _plan(self, why: str, now: float) -> None:
+        """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
+        if not self.rules.planned_change_timeout or self.phase not in (Phase.RUNNING, Phase.GATHERING):
+            self._depart(why)
+            return
+        if self.phase is Phase.GATHERING:
+            return  # it is planned when all are here: whoever wants it says so then
+        self._last_call = None
+        durable = belongs_on_disk(self.rules, (self._nodes[name] for name in self._roster))
+        if halt := self._change.plan(why, self._unfinished, durable=durable, now=now):
+            self._tell_all(halt)
+
+    def _halted(self, name: str, halted: Halted, now: float) -> None:
+        """A member's ranks are about to halt, or have; perhaps for a change that a coordinator before us planned."""
+        if not self._change.planned:
+            self._plan("a change was planned", now)
+        named = self._change.named
+        if halt := self._change.hear(name, halted):
+            self._tell_all(halt)
+            if not named:
+                which = f"generation {self.generation}"
+                self._note(f"{which}: all ranks save before it ends ({self._change.why})", Kind.WAIT)
+
+    def _tell_all(self, halt: Halt) -> None:
+        for name in self._roster:
+            if self._nodes[name].connected:
+                self._send(name, halt)
 
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
@@ -1115,6 +1220,7 @@ def _changed(old: Report, new: Report) -> bool:
         or old.wish != new.wish
         or old.measures != new.measures
         or old.overdue != new.overdue
+        or old.halted != new.halted
     )
 
 

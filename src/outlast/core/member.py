@@ -8,6 +8,7 @@ from outlast.core.roster import Candidate
 from outlast.messages import Failure, Join, Leaving, State
 
 ACKS_KEPT = 8  # of one node, that it has not repeated yet
+CLOSER = 0.001  # seconds: what is worth to be remembered of how clocks differ, and written down for a replay
 
 
 class Member:
@@ -41,12 +42,17 @@ class Member:
 
     def stopped(self, generation: int) -> bool:
         """Its workers of this generation were told to end, for a reason that was not theirs, or never to begin."""
-        return self.clear and (self.report.state is State.IDLE or self.report.generation < generation)
+        report = self.report
+        if report.generation < generation:
+            return self.clear
+        return report.state is State.IDLE or (report.state is State.RUNNING and report.floor >= generation)
 
-    def heard(self, sent: float, now: float) -> None:
-        """A report that was sent at this time of the node's clock has come."""
-        if sent and (self.behind is None or now - sent < self.behind):
-            self.behind = now - sent
+    def heard(self, sent: float, now: float) -> bool:
+        """A report that was sent at this time of the node's clock has come; whether that tells anything new."""
+        if not sent or (self.behind is not None and now - sent > self.behind - CLOSER):
+            return False
+        self.behind = now - sent
+        return True
 
     def aligned(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
         """These failures by the coordinator's clock."""

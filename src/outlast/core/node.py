@@ -25,6 +25,10 @@ from outlast.messages import (
     Failure,
     Findings,
     FromCoordinator,
+    Halt,
+    Halted,
+    Held,
+    Keeping,
     Leaving,
     Look,
     Measure,
@@ -32,6 +36,8 @@ from outlast.messages import (
     Named,
     Over,
     Overdue,
+    Pace,
+    Paces,
     Probe,
     Refuse,
     Report,
@@ -40,6 +46,7 @@ from outlast.messages import (
     Start,
     State,
     Stop,
+    Successor,
     Term,
     Wanted,
     Welcome,
@@ -121,6 +128,26 @@ class Observed(msgspec.Struct, frozen=True):
     observations: tuple[Observation, ...]
 
 
+class Paced(msgspec.Struct, frozen=True):
+    """How the ranks here got on since the last time."""
+
+    generation: int
+    paces: tuple[Pace, ...]
+
+
+class Halting(msgspec.Struct, frozen=True):
+    """How far the workers have come, which are to halt for a planned change."""
+
+    generation: int
+    halted: Halted
+
+
+class Holds(msgspec.Struct, frozen=True):
+    """Which snapshots are in this node's memory. Told when no worker changes that."""
+
+    held: tuple[Held, ...]
+
+
 class Examined(msgspec.Struct, frozen=True):
     """What a check has found here."""
 
@@ -147,6 +174,9 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Paced
+    | Halting
+    | Holds
     | Examined
     | NotHosted
     | Tick
@@ -162,6 +192,7 @@ class Tell(msgspec.Struct, frozen=True):
 
 class StartWorkers(msgspec.Struct, frozen=True):
     assignment: Assignment
+    keeping: Keeping = Keeping()
 
 
 class StopWorkers(msgspec.Struct, frozen=True):
@@ -205,13 +236,20 @@ class Examine(msgspec.Struct, frozen=True):
 class Show(msgspec.Struct, frozen=True):
     """Send what was seen."""
 
-    seen: Seen | Findings
+    seen: Seen | Paces | Findings
 
 
 class Blame(msgspec.Struct, frozen=True):
     """It is known who makes the job hang: end whom this node was about to end, and those of its ranks who did it."""
 
     named: Named
+
+
+class HaltWorkers(msgspec.Struct, frozen=True):
+    """Let the workers save at this boundary, and wait there; 0: at the next one, until it is named."""
+
+    at: int
+    durable: bool
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -245,6 +283,7 @@ Command = (
     | Examine
     | Show
     | Blame
+    | HaltWorkers
     | Host
     | Retire
     | Hangup
@@ -282,7 +321,11 @@ class Node:
         self._agreed = 0
         self._overdue = Overdue(0, False)
         self._overdue_until = float("-inf")
+        self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
+        self._keeping = Keeping()
+        self._held: tuple[Held, ...] = ()
+        self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
         self._leaving = Leaving.NO
         self._over: Over | None = None
         self._exited = False
@@ -315,6 +358,13 @@ class Node:
     def connected(self) -> bool:
         """Whether a coordinator can be told anything."""
         return self._connected
+
+    @property
+    def successors(self) -> tuple[Successor, ...]:
+        """Where a coordinator may be. Not all who knew of a later generation need have come to where this node is."""
+        told = self.charter.successors if self.charter is not None else ()
+        heard = self._welcome.successors if self._welcome is not None else ()
+        return tuple(dict.fromkeys((*told, *heard)))
 
     @property
     def failed(self) -> bool:
@@ -370,6 +420,7 @@ class Node:
             self._acked, self._echoed, self._look = 0, False, 0
             self._heard_at = now
             self._sent_at.clear()
+            self._held_since = self._seq + 1 if self._held else 0
             self._tell(now, first=True)
         elif isinstance(event, Disconnected):
             self._connected = False
@@ -394,6 +445,15 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Paced):
+            if self._connected and self._runs(event.generation):
+                self._out.append(Show(Paces(event.generation, event.paces)))
+        elif isinstance(event, Halting):
+            if self._runs(event.generation) and event.halted != self._halted:
+                self._halted = event.halted
+                self._tell(now)
+        elif isinstance(event, Holds):
+            self._holds(event.held, now)
         elif isinstance(event, Examined):
             if self._connected:
                 self._tell(now)  # first: the port of the next round's store is in it
@@ -421,6 +481,7 @@ class Node:
         elif isinstance(message, Start):
             self._adopt(message.charter)
             self._answered(message.ack, True, now)
+            self._keeping = message.keeping
             self._start(message.assignment, now)
         elif isinstance(message, Measure):
             if message.round > self._measures.round:
@@ -438,6 +499,10 @@ class Node:
         elif isinstance(message, Named):
             if message.number == self._look and self._runs(message.generation):
                 self._out.append(Blame(message))
+        elif isinstance(message, Halt):
+            if self._runs(message.generation):
+                known = self._halted.at if self._halted is not None else 0
+                self._out.append(HaltWorkers(max(message.at, known), message.durable))
         elif isinstance(message, Stop):
             self._stop_up_to(message.generation, message.graceful, now)
         elif isinstance(message, Over):
@@ -485,7 +550,8 @@ class Node:
         self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
         self._failures, self._patience_with_workers = [], 0.0
         self._overdue_until = float("-inf")
-        self._out.append(StartWorkers(assignment))
+        self._halted = None
+        self._out.append(StartWorkers(assignment, self._keeping))
         self._tell(now)
 
     def _stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
@@ -567,6 +633,13 @@ class Node:
             self._overdue_until = now + REPEATED
             self._tell(now)
 
+    def _holds(self, held: tuple[Held, ...], now: float) -> None:
+        if held == self._held:
+            return
+        self._held, self._held_since = held, self._seq + 1
+        if self.clear:
+            self._tell(now)
+
     def _runs(self, generation: int) -> bool:
         """Whether workers of this generation live here, and have not been told to end."""
         return generation == self.generation and not self.clear and not self._stopping
@@ -622,10 +695,12 @@ class Node:
         return max(self._not_before, looked, self._promised + turns.index(self.me) * self._node_timeout() / 2)
 
     def _patience(self) -> float:
-        return self._heard_at + (self._node_timeout() if self._welcome is not None else FIRST_PATIENCE)
+        return self._heard_at + self._node_timeout()
 
     def _node_timeout(self) -> float:
-        return self._welcome.heartbeat * BEATS if self._welcome is not None else FIRST_PATIENCE
+        if self._welcome is not None:
+            return self._welcome.heartbeat * BEATS
+        return self.charter.rules.node_timeout if self.charter is not None else FIRST_PATIENCE
 
     def _stop(self, grace: float | None) -> None:
         self._stopping = True
@@ -661,7 +736,9 @@ class Node:
             measures=self._measures,
             agreed=self._agreed,
             overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
+            halted=self._halted if self._runs(self.generation) else None,
             sent=now,
+            held=self._held if self._acked < self._held_since else None,
         )
         self._out.append(Tell(report, first))
 

@@ -10,7 +10,7 @@ late or twice changes nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -56,12 +56,31 @@ class Shards:
     @property
     def over(self) -> bool:
         """Whether all shards of all epochs are done. Until then a worker that gets none may get one later."""
-        return self._next == self.per_epoch * self.epochs and not self._returned and not self._held
+        return self._next >= self.per_epoch * self.epochs and not self._returned and not self._held
 
-    def take(self, worker: str) -> Shard | None:
+    @property
+    def finished(self) -> int:
+        """How many shards are done."""
+        return self._next - len(self._returned) - len(self._held)
+
+    @property
+    def low(self) -> int:
+        """The first shard that is not done: every one before it is."""
+        return min([self._next, *self._returned[:1], *self._held.values()])
+
+    @property
+    def begun(self) -> int:
+        """The first shard that nobody has taken yet."""
+        return self._next
+
+    def holds(self, worker: str) -> bool:
+        return worker in self._held
+
+    def take(self, worker: str, *, most: int | None = None) -> Shard | None:
         """A shard for this worker: the one that it has already, or one to begin. None: there is none at present.
 
-        A worker has one shard at a time, so that a question that is asked again gets the same answer.
+        A worker has one shard at a time, so that a question that is asked again gets the same answer. `most`: none
+        that is further than so many from the first that is not done.
         """
         if worker in self._lost:
             return None
@@ -69,7 +88,7 @@ class Shards:
             return self._shard(self._held[worker])
         if self._returned:
             number = heapq.heappop(self._returned)
-        elif self._next < self.per_epoch * self.epochs:
+        elif self._next < self.per_epoch * self.epochs and (most is None or self._next - self.low < most):
             number = self._next
             self._next += 1
         else:
@@ -93,6 +112,27 @@ class Shards:
         if number is not None:
             heapq.heappush(self._returned, number)
         return number
+
+    def learn(self, workers: Iterable[str], held: Mapping[str, int], done: Iterable[int], low: int = 0) -> None:
+        """What others know of these workers, in place of what is known here: `held`, `done`, and all below `low`.
+
+        For a book-keeper that is new, or was away. Of what lies between, and nobody knows of, nobody has begun.
+
+        >>> shards = Shards(length=10, size=1, epochs=1)
+        >>> shards.learn(["a"], {"a": 3}, done=[2], low=1)
+        >>> shards.state_dict()["next"], shards.state_dict()["open"], shards.take("b").number
+        (4, [1, 3], 1)
+        """
+        done = set(done)
+        begun = max([self._next, low, *(number + 1 for number in done.union(held.values()))])
+        is_open = {*self._returned, *self._held.values(), *range(self._next, begun)}
+        is_open = {number for number in is_open if number >= low and number not in done}
+        replaced = set(workers)
+        holders = {number: worker for worker, number in self._held.items() if worker not in replaced}
+        holders |= {number: worker for worker, number in held.items()}
+        self._held = {worker: number for number, worker in holders.items() if number in is_open}
+        self._returned = sorted(is_open.difference(holders))  # which is a heap
+        self._next = begun
 
     def state_dict(self) -> dict[str, Any]:
         """What is done, for the checkpoint of the model that it is done in; a shard that somebody has is not."""

@@ -121,7 +121,11 @@ def _seen(evidence: Evidence, catalogue: Catalogue) -> Iterator[tuple[Rank, Caus
 
 
 def _places(evidence: Evidence) -> tuple[tuple[int, Sequence[str]], ...]:
-    return ((KERNEL, evidence.kernel), (RAISED, _raised(evidence).splitlines()), (LOGGED, evidence.log))
+    return (
+        (KERNEL, (*evidence.kernel, *evidence.gpus)),
+        (RAISED, _raised(evidence).splitlines()),
+        (LOGGED, evidence.log),
+    )
 
 
 def _raised(evidence: Evidence) -> str:

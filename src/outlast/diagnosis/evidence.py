@@ -21,6 +21,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
     log: tuple[str, ...] = ()  # its last lines
     kernel: tuple[str, ...] = ()  # what the kernel says of this worker or its devices since it was started
+    gpus: tuple[str, ...] = ()  # how those of its node are, if it may have to do with them
     hung: str = ""  # where and for how long, if it was ended for that
     ran: float | None = None  # seconds
     step: int | None = None  # the last one

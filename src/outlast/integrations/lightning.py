@@ -23,7 +23,7 @@ from outlast.worker.session import session as own_session
 LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, under its new and its old name
 
 
-def _callback_class() -> Any:
+def callback_class() -> Any:
     """That of the library which the script uses already, or else which is installed."""
     for name in sorted(LIBRARIES, key=lambda name: name not in sys.modules):
         try:
@@ -34,7 +34,7 @@ def _callback_class() -> Any:
     raise ModuleNotFoundError("outlast.integrations.lightning needs Lightning: pip install lightning", name="lightning")
 
 
-class OutlastCallback(_callback_class()):  # type: ignore[misc]
+class OutlastCallback(callback_class()):  # type: ignore[misc]
     """Heartbeats, steps and sections for a Lightning trainer; costs a few microseconds per batch.
 
     `calibrate`: make time-outs from what was measured when `fit` has ended.

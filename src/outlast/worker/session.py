@@ -42,20 +42,28 @@ from outlast.board import (
     CLOSED_AT,
     ENTRIES,
     LONGEST,
+    NAME_BITS,
+    ONE_MORE,
     OTHER,
     OUTSIDE_LONGEST,
     PAUSES,
     RESUMED_AT,
     SPARE,
+    SPENT,
+    SPENT_BITS,
     STARTUP_LONGEST,
     STEP,
     STEP_AT,
     VARIABLE,
+    WAITED,
     Action,
     Slot,
 )
 
 log = logging.getLogger("outlast")
+
+EVERY = 16  # steps of optimizers
+A_WHILE = 1_000_000  # ns: more than it takes to call an optimizer
 
 SECTION = "section:"  # before a name, among the longest times
 
@@ -81,6 +89,9 @@ class Session:
         self._step = 0
         self._own_steps = False  # of the script, which then knows better than the optimizer
         self._names: dict[str, _Name] = {}
+        self._last: _Name | None = None  # of the section that was closed last
+        self._updates = count()  # of optimizers
+        self._updated_at = 0
         self._free = [*reversed(ENTRIES)]
         self._started: dict[str, list[Section]] = {}
         self._pauses = 0
@@ -96,6 +107,12 @@ class Session:
         self._attach()
         return self._attached
 
+    @property
+    def slot(self) -> Slot:
+        """This process's part of the board."""
+        self._attach()
+        return self._slot
+
     def heartbeat(self) -> None:
         """Say that this rank is alive and getting on. Under a microsecond: call it as often as you like."""
         now = monotonic_ns()
@@ -110,6 +127,21 @@ class Session:
         """Say that a training step is done: the one of this number, or the next one. It is a heartbeat, too."""
         self._own_steps = True
         self._count(number)
+
+    def optimizer_steps(self) -> None:
+        """An optimizer is about to make a step: ranks have just exchanged gradients, in the section that was last.
+
+        That is the one that was closed last, or one that was opened since, if that has gone on for a while. It hardly
+        ever changes, so it is looked at now and then.
+        """
+        if self._last is None or next(self._updates) % EVERY:
+            return
+        now, number = monotonic_ns(), self._last.number
+        before, self._updated_at = self._updated_at, now
+        opened = max(self._slot.words[ENTRIES.start : ENTRIES.stop])
+        if opened > self._closed_at and now - opened > min(A_WHILE, (now - before) // EVERY // 10):
+            number = opened & NAME_BITS
+        self._words[WAITED] = number + 1
 
     def optimizer_stepped(self) -> None:
         """An optimizer has made a step: as good as `step()`, until the script says so itself."""
@@ -247,7 +279,7 @@ class Session:
         self._slot, self._attached = slot, attached
         self._gap = self._beat_at = self._outside = self._closed_at = 0
         for name in self._names.values():
-            name.longest = 0
+            name.longest = name.spent = 0
             slot.add_name(name.number, name.text)
         self._words = slot.words
 
@@ -343,9 +375,15 @@ class Section:
         words = session._words
         words[CLOSED_AT] = session._closed_at = now  # before the entry, see the board
         words[entry] = 0
+        took = now - since
+        try:  # which is free, while cutting off bits every time is not
+            words[name.word] = name.spent = name.spent + took + ONE_MORE
+        except ValueError:
+            words[name.word] = name.spent = name.spent + took + ONE_MORE & SPENT_BITS
+        session._last = name
         if entry != SPARE:
             session._free.append(entry)
-        if now - since > name.longest:
+        if took > name.longest:
             session._measure_section(name, since, now)
 
     def __call__(self, function: Function) -> Function:
@@ -413,12 +451,13 @@ class Calibration:
 class _Name:
     """What is known of the sections of one name."""
 
-    __slots__ = ("longest", "number", "text")
+    __slots__ = ("longest", "number", "spent", "text", "word")
 
     def __init__(self, number: int, text: str) -> None:
         self.number = number
         self.text = "other" if number == OTHER else text
-        self.longest = 0
+        self.word = SPENT[number]
+        self.longest = self.spent = 0
 
 
 class _FirstStore:

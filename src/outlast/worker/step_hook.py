@@ -42,3 +42,12 @@ def _hook(optimizer: ModuleType) -> None:
             stepped()
 
     register(after_step)
+    before = getattr(optimizer, "register_optimizer_step_pre_hook", None)
+    if before is not None:
+        steps = session.optimizer_steps
+
+        def before_step(_optimizer: object, _args: object, _options: object) -> None:
+            if not (hasattr(torch, "compiler") and torch.compiler.is_compiling()):
+                steps()
+
+        before(before_step)

@@ -57,7 +57,7 @@ def main(descriptor: int, modules: Collection[str]) -> None:
     birth = serve(link, Beginning(modules, dict(os.environ)))
     if birth is None:
         os._exit(0)
-    if birth["errand"]:
+    if birth.get("errand"):
         if appearance is not None:
             appearance.call_it(f"outlast: {birth['errand']}")
         importlib.import_module(birth["errand"]).run()
@@ -79,6 +79,12 @@ def serve(link: socket.socket, beginning: Beginning) -> dict[str, Any] | None:
             content = json.load(file)
         if word == b"import":
             say(link, learn(link, **content))
+        elif word == b"warm":
+            say(link, warm(content["device"]))
+        elif word == b"become":
+            birth = become(link, content, list(descriptors[1:]), beginning)
+            link.close()
+            return birth
         elif word == b"succeed":
             own = fork_successor(link, content["agent"], list(descriptors[1:]))
             if own is not None:
@@ -141,7 +147,7 @@ def fork_all(
         pid = fork_for(births["agent"], descriptors[GO])
         if pid == 0:
             birth["environment"] = grown(beginning.environment, {**births["environment"], **birth["environment"]})
-            birth["errand"] = births.get("errand", "")
+            birth["errand"] = births["errand"]
             be_born(births, birth, descriptors)
             return dict(birth)
         pids.append(pid)
@@ -149,6 +155,40 @@ def fork_all(
         os.close(descriptor)
     say(link, {"doubt": doubt, "overshadowed": shadow, "pids": pids})
     return None
+
+
+def warm(device: int) -> dict[str, Any]:
+    """Make the context on a GPU, and have what a first step loads loaded. No fork of this process is any good then."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"doubt": "torch sees no CUDA device"}
+    began = time.monotonic()
+    with torch.cuda.device(device):
+        layer = torch.nn.Linear(64, 64, device="cuda")
+        optimizer = torch.optim.AdamW(layer.parameters())
+        layer(torch.randn(32, 64, device="cuda")).square().mean().backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        del layer, optimizer
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return {"doubt": "", "took": time.monotonic() - began}
+
+
+def become(
+    link: socket.socket, births: dict[str, Any], descriptors: list[int], beginning: Beginning
+) -> dict[str, Any] | None:
+    """Be the worker of this birth from now on; None if that would not be as good as a new process."""
+    shadow = overshadowed(births["beside"], beginning.modules)
+    say(link, {"doubt": "", "overshadowed": shadow, "pids": [] if shadow else [os.getpid()]})
+    if shadow or not os.read(descriptors[GO], 1):
+        return None
+    birth = births["workers"][0]
+    birth["environment"] = grown(beginning.environment, {**births["environment"], **birth["environment"]})
+    be_born(births, birth, descriptors)
+    return dict(birth)
 
 
 def fork_successor(link: socket.socket, agent: int, descriptors: list[int]) -> socket.socket | None:
@@ -208,7 +248,8 @@ def grown(before: Mapping[str, str], environment: dict[str, str]) -> dict[str, s
 
 def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int]) -> None:
     """Make this process what a new one would be: its own session, environment, arguments, streams, random numbers."""
-    os.setsid()
+    if os.getsid(0) != os.getpid():  # a spare has had its own since it was forked
+        os.setsid()
     for stream, index in ((sys.stdout, birth["stdout"]), (sys.stderr, birth["stderr"])):
         os.dup2(descriptors[STREAMS + index], stream.fileno())
         renew(stream)
@@ -227,7 +268,7 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     if "threading" in sys.modules:
         sys.modules["threading"].main_thread()._set_native_id()
     settle_ranks()
-    if birth["errand"]:
+    if birth.get("errand"):
         return
     store.await_before_asking()
     dump.install()

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import os
 import signal
 import sys
+import time
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,26 +77,39 @@ def digest(state: dict[str, Any]) -> str:
     return total.hexdigest()[:12]
 
 
+def agreed(enough: bool) -> bool:
+    """What rank 0 says."""
+    word = torch.tensor([int(enough)])
+    dist.broadcast(word, 0)
+    return bool(word.item())
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("directory")
     options.add_argument("--kind", default="plain")
     options.add_argument("--steps", type=int, default=4)
     options.add_argument("--durable", type=int, default=0, help="every so many steps; 0: never")
+    options.add_argument("--every", type=int, default=None)
+    options.add_argument("--until", type=Path, default=None, help="train until this file is there, whatever --steps is")
     options.add_argument("--kill-at", type=int, default=0, help="this process ends itself (rank 0, first generation)")
+    options.add_argument("--gate", type=Path, default=None, help="after step N wait for GATE/N (first generation)")
     options.add_argument("--wait", action="store_true", help="for ever, after the last step")
     args = options.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # from where it is restored
     state = make(args.kind)
-    checkpointer = outlast.Checkpointer(args.directory, keep_last=2)
+    checkpointer = outlast.Checkpointer(args.directory, keep_last=2, every=args.every)
     start = checkpointer.restore(state)
     where = "" if start == 0 else f" {digest(state)}"
     if rank == 0:
         print(f"restored {start}{where}", flush=True)
-    for step in range(start + 1, args.steps + 1):
+    for step in count(start + 1) if args.until else range(start + 1, args.steps + 1):
         train(state, step)
+        if rank == 0:
+            print(f"trained {step} on {dist.get_world_size() if dist.is_initialized() else 1}", flush=True)
         checkpointer.save(step, state, durable=bool(args.durable) and step % args.durable == 0)
         after = digest(state)
         if dist.is_initialized():
@@ -101,6 +118,10 @@ def main() -> None:
             print(f"step {step} {after}", flush=True)
             if step == args.kill_at and os.environ.get("OUTLAST_GENERATION") == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
+        while args.gate and os.environ.get("OUTLAST_GENERATION") == "1" and not (args.gate / str(step)).exists():
+            time.sleep(0.02)
+        if args.until and agreed(args.until.exists()):
+            break
     if args.durable:
         checkpointer.wait()
     if rank == 0:

@@ -43,6 +43,7 @@ def main() -> None:
     options.add_argument("--epochs", type=int, default=2)
     options.add_argument("--global-batch", type=int, default=12)
     options.add_argument("--micro-batch", type=int, default=3)
+    options.add_argument("--loaders", type=int, default=1, help="processes that load, each two batches ahead")
     options.add_argument("--save-every", type=int, default=1)
     options.add_argument("--steps", type=int, default=10**9)
     options.add_argument("--wait-at", type=int, default=10**9)
@@ -56,7 +57,11 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     loader = outlast.ElasticLoader(
-        Points(args.length), global_batch=args.global_batch, micro_batch=args.micro_batch, seed=3, num_workers=1
+        Points(args.length),
+        global_batch=args.global_batch,
+        micro_batch=args.micro_batch,
+        seed=3,
+        num_workers=args.loaders,
     )
     accumulation = outlast.Accumulation(model, optimizer, loader.plan, scheduler=scheduler)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader, "steps": accumulation}
@@ -67,7 +72,8 @@ def main() -> None:
         for name, part in parts.items():
             part.load_state_dict(state[name])
         history, losses = state["history"], state["losses"]
-    begun = accumulation.steps
+    begun, life = accumulation.steps, os.environ["OUTLAST_GENERATION"]
+    print(f"rank {rank} of {world} begins life {life}: pid {os.getpid()}", flush=True)
     if rank == 0:
         print(f"training from step {begun} on {world} ranks", flush=True)
 
@@ -87,6 +93,8 @@ def main() -> None:
             history.append((epoch, sorted(number for share, _ in shares for number in share)))
             losses.append(sum(loss for _, loss in shares) / world)
             trained, loss_of_rank = [], torch.zeros(())
+            if rank == 0:
+                print(f"life {life} made step {accumulation.steps}", flush=True)
             if rank == 0 and accumulation.steps % args.save_every == 0:
                 states = {name: part.state_dict() for name, part in parts.items()}
                 draft = args.checkpoint.with_suffix(".draft")
@@ -94,7 +102,6 @@ def main() -> None:
                 draft.replace(args.checkpoint)
             if accumulation.steps - begun == args.wait_at:
                 dist.barrier()  # rank 0 has saved
-                life = os.environ["OUTLAST_GENERATION"]
                 print(f"rank {rank} of {world} waits in life {life}: pid {os.getpid()}", flush=True)
                 signal.pause()
             if accumulation.steps == args.steps:

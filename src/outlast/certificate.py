@@ -1,4 +1,4 @@
-"""The coordinator's certificate: the user's, or one made for this life alone."""
+"""The certificate of a process that serves: the user's, or one made for its life alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _self_made() -> tuple[bytes, bytes]:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "outlast coordinator")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "outlast")])
     now = datetime.now(timezone.utc)
     certificate = (
         x509.CertificateBuilder()

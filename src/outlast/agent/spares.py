@@ -1,0 +1,80 @@
+"""Workers-to-be that have a CUDA context already: what no fork can bring along.
+
+Each is a successor of the zygote, one for each local rank, which goes on to use its GPU. It cannot be forked any more;
+but it can become the next worker itself. It costs the memory of a context on the GPU, so it has to be asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from outlast.agent.zygote_process import Unfit, ZygoteProcess
+
+log = logging.getLogger("agent")
+
+FAILURES = 3  # in a row; more is not worth the trouble
+OF_THE_GPU = ("CUDA_", "NVIDIA_", "NCCL_", "PYTORCH_", "TORCH_")  # variables that are read when it is first used
+
+
+class Spares:
+    """One spare for each local rank, as soon as they are ready. Made within a running event loop."""
+
+    def __init__(self, count: int, environment: Mapping[str, str]) -> None:
+        self._count = count
+        self._environment = _of_the_gpu(environment)
+        self._loop = asyncio.get_running_loop()
+        self._there: list[ZygoteProcess] = []
+        self._ready: set[int] = set()  # pids
+        self._failures = 0
+
+    def stock(self, zygote: ZygoteProcess) -> None:
+        """Have new ones, of this zygote."""
+        self.close()
+        if self._failures >= FAILURES:
+            return
+        try:
+            for device in range(self._count):
+                spare = zygote.successor()
+                self._there.append(spare)
+                self._loop.add_reader(spare.link, self._hear, spare)
+                spare.warm(device)
+        except Unfit as doubt:
+            self._failed(str(doubt))
+
+    def take(self, environments: list[Mapping[str, str]]) -> list[ZygoteProcess]:
+        """All of them, if they are ready and fit for workers with these environments; they are the caller's now."""
+        fit = all(_of_the_gpu(environment) == self._environment for environment in environments)
+        if not fit or len(environments) != self._count or len(self._ready) != self._count:
+            return []
+        spares, self._there, self._ready = self._there, [], set()
+        for spare in spares:
+            self._loop.remove_reader(spare.link)
+        return spares
+
+    def close(self) -> None:
+        for spare in self._there:
+            self._loop.remove_reader(spare.link)
+            spare.end()
+        self._there, self._ready = [], set()
+
+    def _hear(self, spare: ZygoteProcess) -> None:
+        message = spare.hear()
+        if message is None or message.get("doubt"):
+            self._failed(message["doubt"] if message else "one of them has ended")
+        elif message:
+            self._ready.add(spare.pid)
+            if len(self._ready) == self._count:
+                self._failures = 0
+                log.debug("the spare workers are ready, after %.1f s on the GPU", message["took"])
+
+    def _failed(self, why: str) -> None:
+        self.close()
+        self._failures += 1
+        if self._failures == FAILURES:
+            log.warning("no spare workers with a GPU (--warm-cuda), restarts will be slower: %s", why)
+
+
+def _of_the_gpu(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(OF_THE_GPU)}

@@ -1,0 +1,278 @@
+"""A rank's shard of a snapshot, wherever it is in memory: on this node, or on others, from which it is read by chunks.
+
+Each place is tried in turn: the node's own slots, copies on this node, the nodes whose workers took it, copies there.
+What comes from elsewhere, or has come from elsewhere once, is compared with its hashes before it is used. A place that
+turns out to be bad, also in the middle of reading, is named in one line, and the next one takes over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from outlast.checkpoint import arena
+from outlast.checkpoint.arena import DIGEST, Mark, Slot, Ticket, chunks, open_slot
+from outlast.checkpoint.channel import (
+    Channel,
+    Describe,
+    Described,
+    Piece,
+    Read,
+    Refused,
+    dial,
+    digest_of,
+    length_of,
+)
+from outlast.checkpoint.format import CHUNK, Damaged
+from outlast.messages import Snapshot
+from outlast.wire import WireError
+
+log = logging.getLogger("outlast")
+
+FILE = "agreed"  # in the arena: what the agent tells its workers
+CACHED = 4  # chunks of a shard of another node
+
+
+class Agreed(msgspec.Struct, frozen=True):
+    """What a generation may restore from memory, as coordinator and agents have agreed; and how to get it.
+
+    In a file, not in the environment: it grows with the number of nodes, and the key is for this user alone.
+    """
+
+    generation: int
+    key: str = ""
+    tls: bool = False
+    snapshots: tuple[Snapshot, ...] = ()
+
+    def by_mark(self) -> dict[Mark, Snapshot]:
+        return {(each.run, each.sequence): each for each in self.snapshots}
+
+
+def agreed(directory: Path, generation: int) -> Agreed:
+    """What the agent has left there for this generation."""
+    with suppress(OSError, msgspec.DecodeError):
+        found = msgspec.json.decode((directory / FILE).read_bytes(), type=Agreed)
+        if found.generation == generation:
+            return found
+    return Agreed(generation)
+
+
+class Place(Protocol):
+    """Where a shard is. All of these raise `Damaged`."""
+
+    ticket: Ticket
+
+    def view(self, offset: int, length: int) -> memoryview: ...
+
+    def close(self) -> None: ...
+
+
+class OnThisNode:
+    """A slot that this process can map; `replica`: one whose bytes came from another node."""
+
+    def __init__(self, path: str | Path, mark: Mark, rank: int, *, replica: bool = False) -> None:
+        self._path, self._replica = path, replica
+        self._good: set[int] = set()
+        try:
+            self._slot = open_slot(path)
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{path}: {error}") from error
+        ticket = self._slot.ticket() if self._slot.lock(shared=True) else None
+        if ticket is None or (ticket.mark, ticket.rank) != (mark, rank):
+            self._slot.close()
+            raise Damaged(f"{path} has been overwritten")
+        self.ticket = ticket
+
+    def view(self, offset: int, length: int) -> memoryview:
+        if self._replica and length:
+            for number in range(offset // CHUNK, chunks(offset + length)):
+                self._check(number)
+        return self._slot.data[offset : offset + length]
+
+    def expect(self, offset: int, length: int) -> None:
+        self._slot.expect_reading(offset, length)
+
+    def close(self) -> None:
+        self._slot.close()
+
+    def _check(self, number: int) -> None:
+        if number not in self._good:
+            if not is_whole(self._slot, self.ticket, number):
+                raise Damaged(f"the replica {self._path} is damaged in chunk {number}")
+            self._good.add(number)
+
+
+class OnAnotherNode:
+    """What a keeper elsewhere has."""
+
+    def __init__(self, connect: Callable[[], Channel], where: str, mark: Mark, rank: int) -> None:
+        self._where, self._mark, self._rank = where, mark, rank
+        self._cache: OrderedDict[int, memoryview] = OrderedDict()
+        try:
+            self._channel = connect()
+        except (OSError, WireError) as error:
+            raise Damaged(f"rank {rank}'s shard cannot be had from {where}: {error}") from error
+        try:
+            self._channel.send(Describe(mark, rank))
+            answer = self._channel.receive()
+            assert isinstance(answer, Described)
+            self.ticket = msgspec.json.decode(answer.ticket, type=Ticket)
+            assert (self.ticket.mark, self.ticket.rank) == (mark, rank)
+        except (OSError, WireError, Refused, AssertionError, msgspec.DecodeError) as error:
+            self._channel.close()
+            raise Damaged(f"rank {rank}'s shard cannot be had from {where}: {error}") from error
+
+    def view(self, offset: int, length: int) -> memoryview:
+        first, last = offset // CHUNK, chunks(offset + length)
+        if last - first <= 1:
+            start = offset - first * CHUNK
+            return self._chunk(first)[start : start + length] if length else memoryview(b"")
+        whole = memoryview(bytearray(length))
+        for number in range(first, last):
+            begin, end = max(offset, number * CHUNK), min(offset + length, (number + 1) * CHUNK)
+            whole[begin - offset : end - offset] = self._chunk(number)[begin - number * CHUNK : end - number * CHUNK]
+        return whole
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _chunk(self, number: int) -> memoryview:
+        if number in self._cache:
+            self._cache.move_to_end(number)
+            return self._cache[number]
+        try:
+            data = self._fetch(number)
+        except (OSError, WireError, Refused) as error:
+            raise Damaged(f"rank {self._rank}'s shard cannot be had from {self._where}: {error}") from error
+        self._cache[number] = data
+        if len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
+        return data
+
+    def _fetch(self, number: int) -> memoryview:
+        self._channel.send(Read(self._mark, self._rank, number))
+        piece = self._channel.receive()
+        if not isinstance(piece, Piece) or piece.length != length_of(self.ticket.size, number):
+            raise WireError("it gives something else than it was asked for")
+        data = memoryview(bytearray(piece.length))
+        self._channel.fill(data)
+        if digest_of(data) != piece.digest:
+            raise Damaged(f"what {self._where} has of rank {self._rank}'s shard is damaged in chunk {number}")
+        return data
+
+
+class Shard:
+    """A shard in memory, to be read like a memoryview of what it would be on disk. Raises `Damaged` if none is good."""
+
+    def __init__(self, rank: int, places: Sequence[Callable[[], Place]]) -> None:
+        self._rank = rank
+        self._places = list(places)
+        self._place: Place | None = None
+        self._bad = ""
+        self.ticket = self._now().ticket
+
+    def __len__(self) -> int:
+        return self.ticket.length
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, _ = part.indices(len(self))
+        return self._view(start, max(stop - start, 0))
+
+    def tail(self) -> tuple[bytes, bytes, bytes]:
+        """Its table; and of rank 0's, the table of contents with its blanks."""
+        ticket, at, parts = self.ticket, self.ticket.length, []
+        for length in (ticket.table, ticket.contents, ticket.blanks):
+            parts.append(bytes(self._view(at, length)))
+            at += length
+        return parts[0], parts[1], parts[2]
+
+    def expect(self, offset: int, length: int) -> None:
+        """A large part is about to be read."""
+        if isinstance(self._place, OnThisNode):
+            self._place.expect(offset, length)
+
+    def close(self) -> None:
+        if self._place is not None:
+            self._place.close()
+            self._place = None
+        self._places = []
+
+    def _view(self, offset: int, length: int) -> memoryview:
+        while True:
+            place = self._now()
+            try:
+                return place.view(offset, length)
+            except Damaged as damaged:
+                self._give_up(damaged)
+                place.close()
+                self._place = None
+
+    def _now(self) -> Place:
+        while self._place is None:
+            if not self._places:
+                raise Damaged(self._bad or f"rank {self._rank}'s shard is nowhere")
+            try:
+                self._place = self._places.pop(0)()
+            except Damaged as damaged:
+                self._give_up(damaged)
+        return self._place
+
+    def _give_up(self, damaged: Damaged) -> None:
+        self._bad = self._bad or str(damaged)
+        if self._places:
+            log.warning("%s; trying another place", damaged)
+
+
+def places(
+    directory: Path | None, mark: Mark, slots: Mapping[int, str | Path], told: Agreed
+) -> dict[int, list[Callable[[], Place]]]:
+    """By rank, where its shard may be, the best first. `slots`: of this node's own workers, by rank."""
+
+    def here(path: str | Path, rank: int, replica: bool) -> Callable[[], Place]:
+        return lambda: OnThisNode(path, mark, rank, replica=replica)
+
+    def elsewhere(host: str, port: int, rank: int) -> Callable[[], Place]:
+        where = f"{host}:{port}"
+        return lambda: OnAnotherNode(lambda: dial(host, port, told.key, tls=told.tls), where, mark, rank)
+
+    found: dict[int, list[Callable[[], Place]]] = {rank: [here(path, rank, False)] for rank, path in slots.items()}
+    for path, ticket in arena.tickets(directory, replicas=True) if directory is not None else []:
+        if ticket.mark == mark:
+            found.setdefault(ticket.rank, []).append(here(path, ticket.rank, True))
+    snapshot = told.by_mark().get(mark)
+    for which in ("ranks", "replicas"):
+        for holder in snapshot.holders if snapshot is not None else ():
+            for rank in getattr(holder, which) if holder.port else ():
+                if rank not in slots:
+                    found.setdefault(rank, []).append(elsewhere(holder.addr, holder.port, rank))
+    return found
+
+
+def is_whole(slot: Slot, ticket: Ticket, number: int) -> bool:
+    """Of a copy: whether a chunk is what was sent."""
+    data = slot.data[number * CHUNK : number * CHUNK + length_of(ticket.size, number)]
+    return digest_of(data) == bytes(slot.digests(ticket)[number * DIGEST : (number + 1) * DIGEST])
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a copy, in one line; nothing is known of slots that are no copies."""
+    if not path.name.startswith("r"):
+        return ""
+    try:
+        slot = open_slot(path)
+    except (OSError, ValueError) as error:
+        return f"{path}: {error}"
+    try:
+        ticket = slot.ticket() if slot.lock(shared=True) else None
+        if ticket is None:
+            return f"{path} has been overwritten"
+        bad = [number for number in range(chunks(ticket.size)) if not is_whole(slot, ticket, number)]
+        return f"the replica {path} is damaged in chunk {bad[0]}" if bad else ""
+    finally:
+        slot.close()

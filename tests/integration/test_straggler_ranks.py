@@ -1,0 +1,47 @@
+"""A rank that becomes slow while ranks train together is named while it is, and once more when it is no longer."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+from jobs import SCRIPTS, finished, free_port, node, two_nodes
+
+FIRST = 60  # the step from which on it is slow
+
+
+def test_a_rank_that_becomes_slow_is_named_with_node_section_and_step_and_nobody_else_is(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    flags = (f"--ft-events={path}", "--node-timeout=30")
+    with two_nodes(*flags, script=SCRIPTS / "stragglers.py", args=[str(path), "3", str(FIRST), "begins"]) as (a, b):
+        a.wait_for(
+            r"generation 1: rank 3 on b is [\d.]+ times slower than the others in section 'forward' since step \d+"
+        )
+        a.wait_for(r"generation 1: rank 3 on b is no longer [\d.]+ times slower than the others in section 'forward'")
+        finished(a, b)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    begins, ends = (event for event in events if event["kind"] == "straggler")
+    assert (begins["straggler"], begins["ranks"], begins["nodes"], begins["section"]) == (
+        "begins", [3], ["b"], "forward"
+    )  # fmt: skip
+    assert 1.4 < begins["factor"] < 2.6
+    assert abs(begins["since"] - FIRST) <= 40  # a second or so
+    assert (ends["straggler"], ends["ranks"], ends["since"]) == ("ends", [3], begins["since"])
+
+
+def test_if_it_is_asked_for_the_job_goes_on_without_the_node_of_a_slow_rank(tmp_path: Path) -> None:
+    path, port = tmp_path / "events.jsonl", free_port()
+    flags = ("--nnodes=2:3", "--ft-use-infra-group-rank=false", "--ft-straggler=exclude", f"--ft-events={path}")
+    with ExitStack() as stack:
+        nodes = []
+        for name in "abc":
+            options = {"script": SCRIPTS / "stragglers.py", "args": [str(path), "1", str(FIRST), "generation 2"]}
+            nodes.append(stack.enter_context(node(name, port, *flags, "--node-timeout=30", **options)))
+            nodes[-1].wait_for("joined the job")
+        nodes[0].wait_for("generation 1 ends: it goes on without node b for 1800 s: rank 1 on b is .* times slower")
+        nodes[0].wait_for(r"generation 2: 2 nodes, 2 ranks \(a, c\)")
+        finished(*nodes)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [event["straggler"] for event in events if event["kind"] == "straggler"] == ["begins", "ends"]
+    assert events[-1]["text"].endswith("2 generations, 0 restarts)")
