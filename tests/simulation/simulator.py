@@ -62,6 +62,7 @@ MOST_AGENTS = 9
 PORT = 29400
 STEPS = 20  # boundaries in a node time-out
 FIN = None  # the last message of a connection in one direction
+UNFIT = "it is not fit"  # what a check says of some
 RESET = "reset"  # the same, of a process that may live on
 NEVER = float("inf")
 
@@ -345,6 +346,9 @@ class Simulation:
                 self._tell(f"job{job.term.number},{job.term.by} == {command.text}")
             elif isinstance(command, Remember):
                 c.host.journal.append(_encode(command.memory))
+            elif isinstance(command, Cordon) and command.reason in (UNFIT, "nothing was heard of its check"):
+                if any(one.fit for one in self._agents.values() if f"host{one.host.number}" == command.node):
+                    raise Violation("nobody fit is blamed", f"{command.node}: {command.reason}")
             elif not isinstance(command, Cordon | Raise):
                 assert isinstance(command, Drop)
                 connection = self._forget(c, command.node)
@@ -753,7 +757,7 @@ class Simulation:
 
     def _examined(self, one: Agent, this: tuple[int, int]) -> None:
         if one.probed == this:
-            one.findings = Findings(*this, alone="" if one.fit else "it is not fit")
+            one.findings = Findings(*this, alone="" if one.fit else UNFIT)
             self._to_node(one, agent.Examined(one.findings))
 
     def _arm_agent(self, one: Agent) -> None:

@@ -146,6 +146,26 @@ def test_a_newcomer_is_checked_alone_while_the_others_train() -> None:
     assert set(sent(here.clear("a", "b", now=5.0), Start)) == {"a", "b", "c"}
 
 
+def test_whoever_is_about_to_train_is_not_asked_to_help_with_a_check() -> None:
+    here = running("a", "b", max_nodes=3)
+    here.fail("a", now=4.0)
+    here.join("c", now=4.1)
+    out = here.clear("a", "b", now=4.2)
+    assert (set(sent(out, Start)), set(sent(out, Probe))) == ({"a", "b"}, {"c"})
+
+
+def test_a_spare_that_helps_with_a_check_may_be_called_away() -> None:
+    here = running("a", "b", max_nodes=2, min_nodes=2)
+    here.settle(here.join("c", now=4.0), now=4.1)
+    assert set(sent(here.join("d", now=4.2), Probe)) == {"c", "d"}
+    here.handle(Lost("a", "its connection closed", ended=True), 4.3)
+    assert set(sent(here.clear("b", now=4.4), Start)) == {"b", "c"}
+    out = here.handle(Tick(), 5.0)
+    assert sent(out, Probe) == ["d"], "it goes on without the other"
+    here.settle(out, now=5.1)
+    assert not here.job._gate.busy
+
+
 def test_a_faulty_newcomer_disturbs_nobody() -> None:
     here = running("a", "b", max_nodes=3)
     here.dies = ["c"]

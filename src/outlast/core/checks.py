@@ -222,7 +222,8 @@ class Examination:
         """The verdicts, when there is no other round."""
         pairing, slow, aside = self._pairing, self._slow(), set_aside(self._pairing.links)
         rows = {}
-        for node in (*self.nodes, *(p for p in self._partners if p in self._told)):
+        helped = (node for node in self._partners if node in self._told and node not in self._lost)
+        for node in (*self.nodes, *helped):
             told = self._told.get(node)
             standing, why = Standing.GOOD, ""
             if node in pairing.bad:

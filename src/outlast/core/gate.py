@@ -6,7 +6,7 @@ have nothing else to do, help. What a check comes to is carried out by the job: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from outlast.core.check_table import table
 from outlast.core.checks import Examination, Result, Standing
@@ -91,6 +91,12 @@ class Gate:
         self._figures.pop(name, None)
         self._aside.pop(name, None)
         return self._lift([node for node, other in self._aside.items() if other == name])
+
+    def withdraw(self, names: Iterable[str], now: float) -> None:
+        """These have something better to do now than to help with a check."""
+        for name in names if self._check is not None else ():
+            assert self._check is not None
+            self._check.lose(name, now)
 
     def lift(self) -> list[str]:
         """There are too few others: use those that were set aside."""

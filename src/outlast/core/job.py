@@ -960,16 +960,16 @@ class Job:
         """Form a generation of those that may be let in; unless `at_once`, a check of others is waited for."""
         if self._gate.busy and not at_once:
             return
-        size = self._world(len(self._admitted(now)))
+        size = self._world(len(self._admitted(now, check=not at_once)))
         if size and (at_once or not self._gate.busy):
             self._form(size, now)
 
-    def _admitted(self, now: float) -> dict[str, Member]:
+    def _admitted(self, now: float, *, check: bool = True) -> dict[str, Member]:
         """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
         if not self.rules.network_check:
             return self._ready
         admitted = {name: node for name, node in self._ready.items() if self._gate.admits(name, self._roster)}
-        if len(admitted) < len(self._ready) and not self._gate.busy:
+        if check and len(admitted) < len(self._ready) and not self._gate.busy:
             new = [name for name in self._ready if name not in admitted]
             self._note(f"checking {_names(self._nodes[name] for name in new)}", Kind.CHECK)
             self._gate.begin(new, self._nodes, list(admitted), self.term.number)
@@ -1082,6 +1082,7 @@ class Job:
         self._waiting = set(self._roster)
         self._unfinished = set(self._roster)
         self._failures, self._departed = [], []
+        self._gate.withdraw(self._roster, now)
         self._calibration.regroup(self._roster)
         self._inquiry = self._inquiry.anew(self.generation)
         self._change = Change(self.rules, self.generation)
