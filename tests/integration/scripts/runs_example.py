@@ -7,6 +7,6 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    print(f"rank {os.environ['RANK']} runs the example: pid {os.getpid()}", flush=True)
+    os.write(1, f"rank {os.environ['RANK']} runs the example: pid {os.getpid()}\n".encode())  # in one piece
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")

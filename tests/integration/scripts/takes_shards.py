@@ -18,8 +18,13 @@ import torch.distributed as dist
 import outlast
 
 
+def say(text: str) -> None:
+    """A line in one piece: others write at the same time."""
+    os.write(1, f"{text}\n".encode())
+
+
 def await_signal(shard: object, why: str) -> None:
-    print(f"rank {dist.get_rank()} holds {shard} {why}: pid {os.getpid()}", flush=True)
+    say(f"rank {dist.get_rank()} holds {shard} {why}: pid {os.getpid()}")
     signal.sigwait({signal.SIGUSR1})
 
 
@@ -41,13 +46,13 @@ def main() -> None:
         own.zero_()
         checkpointer.save(count, state, durable=True)
         saved.append(count)
-        print(f"rank {rank} saved {count}", flush=True)
+        say(f"rank {rank} saved {count}")
 
     shards = outlast.ElasticShards(model.shape[1], shard_size=5, epochs=2, seed=3, save=save, save_every=4)
     checkpointer = outlast.Checkpointer(args.directory)
     state = {"model": model, "shards": shards}
     start = checkpointer.restore(state)
-    print(f"rank {rank} of {world} goes on after {start} shards", flush=True)
+    say(f"rank {rank} of {world} goes on after {start} shards")
 
     waited = 0
     for shard in shards:
