@@ -119,7 +119,7 @@ def test_a_straggler_is_named_and_left_out(hosts: Hosts, plugin: dict[str, str],
 def test_a_check_that_nobody_passes_fails_the_job_with_the_table(plugin: dict[str, str], script: Path) -> None:
     env = {**plugin, "MADE_UP_MOOD": "ill"}
     with outlast("run", "--network-check", "--accelerator=made-up", script, env=env) as job:
-        assert job.wait() == 1
+        assert job.wait(PATIENCE) == 1
         assert "made-up" not in job.lines[-1]
         assert job.lines[-1].startswith("outlast run: error: no node is fit: 1 node checked in 1 round: 1 faulty")
         assert "fan 0 has stopped" in job.output
