@@ -43,9 +43,21 @@ def start(host: Host, first: Host, command: Sequence[str | Path], env: Mapping[s
     return host.start(argv, env={**TOKEN, **env, "MADE_UP_MOOD": mood})
 
 
+def start_all(
+    hosts: Sequence[Host], command: Sequence[str | Path], env: Mapping[str, str], moods: Mapping[Host, str]
+) -> list[Process]:
+    """Start a node on every host; the first hosts the coordinator, which on a busy machine takes a while."""
+    agents = []
+    for host in hosts:
+        agents.append(start(host, hosts[0], command, env, moods.get(host, "")))
+        if host is hosts[0]:
+            agents[0].wait_for("joined the job")
+    return agents
+
+
 def check(hosts: Sequence[Host], env: Mapping[str, str], moods: Mapping[int, str], *flags: str) -> list[Process]:
     command = ("check", f"--nnodes={len(hosts)}", "--nproc-per-node=2", *flags)
-    return [start(host, hosts[0], command, env, moods.get(index, "")) for index, host in enumerate(hosts)]
+    return start_all(hosts, command, env, {hosts[index]: mood for index, mood in moods.items()})
 
 
 def row(process: Process, name: str) -> str:
@@ -80,7 +92,7 @@ def run(
         "--ft-last-call=120",
         "--ft-use-infra-group-rank=false",
     )
-    return [start(host, hosts[0], (*flags, *command), env, moods.get(host, "")) for host in hosts]
+    return start_all(hosts, (*flags, *command), env, moods)
 
 
 def ran_on(agents: Sequence[Process]) -> set[str]:
@@ -119,7 +131,7 @@ def test_a_straggler_is_named_and_left_out(hosts: Hosts, plugin: dict[str, str],
 def test_a_check_that_nobody_passes_fails_the_job_with_the_table(plugin: dict[str, str], script: Path) -> None:
     env = {**plugin, "MADE_UP_MOOD": "ill"}
     with outlast("run", "--network-check", "--accelerator=made-up", script, env=env) as job:
-        assert job.wait() == 1
+        assert job.wait(PATIENCE) == 1
         assert "made-up" not in job.lines[-1]
         assert job.lines[-1].startswith("outlast run: error: no node is fit: 1 node checked in 1 round: 1 faulty")
         assert "fan 0 has stopped" in job.output

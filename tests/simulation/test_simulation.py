@@ -39,7 +39,7 @@ def test_every_invariant_holds_while_nodes_are_checked() -> None:
         simulation.run()
         if seed % 8 == 0:
             simulation.replay()
-    assert sum(simulation.generations > 1 for simulation in simulations) > 60
+    assert sum(simulation.generations > 1 for simulation in simulations) > 50, "hardly any job went on after its checks"
 
 
 def test_a_seed_is_one_schedule() -> None:

@@ -215,7 +215,7 @@ class Agent:
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
             spares=launch.nproc if settings.warm_cuda else 0,
         )
-        if preload or settings.network_check or launch.check_only or _uses_torch(Path(launch.entrypoint)):
+        if preload or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()
         return zygote
 
@@ -306,6 +306,8 @@ class Agent:
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
             log.log(self._level, "joined the job as node %s", self._name)
+            if self._zygote is not None and (self._settings.network_check or self._launch.check_only):
+                self._zygote.wake()  # not before: a coordinator that starts here is waited for, and needs the CPU
         if isinstance(message, Told):
             self._desk.told(message)
             return
