@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from jobs import SCRIPTS, free_port, job, node
-from processes import Process
+from processes import Process, await_exit
 
 SCRIPT = SCRIPTS / "takes_shards.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "async_workers.py"
@@ -77,6 +77,7 @@ def test_each_shard_once_when_a_node_is_lost_and_fewer_ranks_go_on(tmp_path: Pat
             second.signal(signal.SIGKILL)
             first.wait_for(r"rank 0 of 1 goes on after \d+ shards", 150)
             assert first.wait(150) == 0, first.output
+            assert await_exit(second.tree(), 150) == []  # its keeper outlives it for a second
     is_exact(tmp_path)
 
 
