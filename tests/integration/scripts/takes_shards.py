@@ -23,9 +23,14 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
+# The signal may come to any thread, also to one that a library has started: so each of them passes it on.
+WOKEN, WAKE = os.pipe()
+os.set_blocking(WAKE, False)
+
+
 def await_signal(shard: object, why: str) -> None:
     say(f"rank {dist.get_rank()} holds {shard} {why}: pid {os.getpid()}")
-    signal.sigwait({signal.SIGUSR1})
+    os.read(WOKEN, 1)
 
 
 def main() -> None:
@@ -33,7 +38,8 @@ def main() -> None:
     options.add_argument("directory", type=Path)
     options.add_argument("--wait-alone", action="store_true", help="wait also if there is but one rank")
     args = options.parse_args()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.set_wakeup_fd(WAKE)
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
