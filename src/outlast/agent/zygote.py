@@ -106,8 +106,7 @@ class Zygote:
             return None
         if not errand and any(_program(command) != _program(self._command) for command in commands):
             return None
-        births, descriptors = self._births(commands, environments, streams)
-        births["errand"] = errand
+        births, descriptors = self._births(commands, environments, streams, errand)
         try:
             answer = serving.fork(births, self.news, descriptors)
         except Unfit as doubt:
@@ -146,6 +145,7 @@ class Zygote:
         commands: Sequence[Sequence[str]],
         environments: Sequence[Mapping[str, str]],
         streams: Sequence[Streams],
+        errand: str = "",
     ) -> tuple[dict[str, Any], list[int]]:
         first, *others = environments
         common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
@@ -162,7 +162,7 @@ class Zygote:
                     descriptors.append(descriptor)
             workers.append(worker)
         births = {"agent": os.getpid(), "directory": str(Path.cwd()), "beside": _beside(self._command)}
-        births |= {"news": self.news, "environment": common, "workers": workers}
+        births |= {"news": self.news, "environment": common, "workers": workers, "errand": errand}
         return births, descriptors
 
     # -- spares

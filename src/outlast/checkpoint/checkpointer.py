@@ -255,7 +255,7 @@ class Checkpointer:
             run=plan.run,
             sequence=self._sequence,
             step=step,
-            generation=int(os.environ.get("OUTLAST_GENERATION", "0")),
+            generation=_generation(),
             world=plan.world,
             job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
         )
@@ -297,7 +297,7 @@ class Checkpointer:
         """How long this job has had snapshots, and how often it was lined up anew since; as this node knows."""
         if self._place is None:
             return time.time() - self._born, 0
-        now = int(os.environ.get("OUTLAST_GENERATION", "0"))
+        now = _generation()
         since, generation = arenas.first_use(self._place, now)
         return time.time() - since, now - generation
 
@@ -351,8 +351,7 @@ class Checkpointer:
         return found | {mark: (each.step, each.saved_at, each.origin) for mark, each in agreed}
 
     def _agreed(self) -> Agreed:
-        generation = int(os.environ.get("OUTLAST_GENERATION", "0"))
-        return agreed(self._place, generation) if self._place is not None else Agreed(generation)
+        return agreed(self._place, _generation()) if self._place is not None else Agreed(_generation())
 
     def _tickets(self) -> list[tuple[str | Path, Ticket]]:
         if self._place is not None:
@@ -414,3 +413,8 @@ class Checkpointer:
         _KEPT[:] = [*_KEPT[-1:], (work, mine, theirs)]
         work.wait()
         return theirs
+
+
+def _generation() -> int:
+    """Of the job, under a launcher; 0 without one."""
+    return int(os.environ.get("OUTLAST_GENERATION", "0"))

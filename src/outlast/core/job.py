@@ -70,7 +70,6 @@ from outlast.messages import (
     FailoverStrategy,
     Failure,
     FromCoordinator,
-    Halt,
     Halted,
     Join,
     Leaving,
@@ -633,9 +632,7 @@ class Job:
         if isinstance(news, Agreed) and (summary := self._calibration.summary()):
             self._note(summary, Kind.CALIBRATION)
         if news is not None:
-            for each in self._roster:
-                if self._nodes[each].connected:
-                    self._send(each, news)
+            self._tell_all(news)
 
     def _saw(self, name: str, seen: Seen, now: float) -> None:
         self.idle = not self._inquiry.take(name, seen)
@@ -651,9 +648,7 @@ class Job:
             if finding.ending:
                 culprits = verdict.culprits[:MOST_CULPRITS] if verdict.certain else ()
                 named = Named(self.generation, finding.number, culprits, verdict.sentence[:LONGEST_REASON])
-                for name in self._roster:
-                    if self._nodes[name].connected:
-                        self._send(name, named)
+                self._tell_all(named)
         if inquiry.is_wanted(now):
             members = {name: self._nodes[name] for name in self._roster if self._nodes[name].connected}
             asked = {name: self._unseen(name, node) for name, node in members.items() if not node.clear}
@@ -1149,10 +1144,10 @@ class Job:
                 which = f"generation {self.generation}"
                 self._note(f"{which}: all ranks save before it ends ({self._change.why})", Kind.WAIT)
 
-    def _tell_all(self, halt: Halt) -> None:
+    def _tell_all(self, message: FromCoordinator) -> None:
         for name in self._roster:
             if self._nodes[name].connected:
-                self._send(name, halt)
+                self._send(name, message)
 
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""

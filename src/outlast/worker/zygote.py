@@ -57,7 +57,7 @@ def main(descriptor: int, modules: Collection[str]) -> None:
     birth = serve(link, Beginning(modules, dict(os.environ)))
     if birth is None:
         os._exit(0)
-    if birth.get("errand"):
+    if birth["errand"]:
         if appearance is not None:
             appearance.call_it(f"outlast: {birth['errand']}")
         importlib.import_module(birth["errand"]).run()
@@ -146,9 +146,7 @@ def fork_all(
     for birth in births["workers"] if not (doubt or shadow) else ():
         pid = fork_for(births["agent"], descriptors[GO])
         if pid == 0:
-            birth["environment"] = grown(beginning.environment, {**births["environment"], **birth["environment"]})
-            birth["errand"] = births["errand"]
-            be_born(births, birth, descriptors)
+            be_born(births, birth, descriptors, beginning)
             return dict(birth)
         pids.append(pid)
     for descriptor in descriptors:
@@ -193,8 +191,7 @@ def become(
     if shadow or not os.read(descriptors[GO], 1):
         return None
     birth = births["workers"][0]
-    birth["environment"] = grown(beginning.environment, {**births["environment"], **birth["environment"]})
-    be_born(births, birth, descriptors)
+    be_born(births, birth, descriptors, beginning)
     return dict(birth)
 
 
@@ -253,8 +250,10 @@ def grown(before: Mapping[str, str], environment: dict[str, str]) -> dict[str, s
     return environment
 
 
-def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int]) -> None:
+def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int], beginning: Beginning) -> None:
     """Make this process what a new one would be: its own session, environment, arguments, streams, random numbers."""
+    birth["environment"] = grown(beginning.environment, {**births["environment"], **birth["environment"]})
+    birth["errand"] = births["errand"]
     if os.getsid(0) != os.getpid():  # a spare has had its own since it was forked
         os.setsid()
     for stream, index in ((sys.stdout, birth["stdout"]), (sys.stderr, birth["stderr"])):
@@ -275,7 +274,7 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     if "threading" in sys.modules:
         sys.modules["threading"].main_thread()._set_native_id()
     settle_ranks()
-    if birth.get("errand"):
+    if birth["errand"]:
         return
     store.await_before_asking()
     dump.install()
