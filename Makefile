@@ -21,7 +21,7 @@ demo: setup
 
 test: setup
 	./scripts/install-system-packages
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hosts import SHM, Cluster, Host, entries, made_by
+import machine
+from hosts import SHM, Cluster, Host, entries
 from outlast.checkpoint import bucket
 from outlast.checkpoint.storage import Url
 from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
@@ -30,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--stories", type=int, default=2, help="how many random courses of a training are lived through by processes"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process that runs tests a machine of its own; the one that only deals them out runs none."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        machine.move_in()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -83,10 +90,9 @@ def leaves_nothing_behind(temporary_directory: Path, monkeypatch: pytest.MonkeyP
     if left:
         kill_all(processes)
     forget(test_id)
-    # Semaphores of multiprocessing go with their process; those here belong to what runs beside the tests.
-    shm = [SHM / name for name in set(entries(SHM)) - shm_before if not name.startswith("sem.mp-")]
+    shm = {SHM / name for name in set(entries(SHM)) - shm_before}
     runtime_files = {path for path in runtime.glob("*") if path.name != "places"}  # which is for all jobs, and empty
-    for path in [*(path for path in shm if not of_another_job(path)), *runtime_files - records_before]:
+    for path in [*shm, *runtime_files - records_before]:
         left.append(f"file {path}")
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -102,27 +108,6 @@ def new_children(before: set[psutil.Process]) -> Iterator[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             if child.status() != psutil.STATUS_ZOMBIE:
                 yield child
-
-
-def of_another_job(path: Path) -> bool:
-    """Whether shared memory belongs to a job beside this one: somebody who is not of this test still has it."""
-    if maker := made_by(path.name):
-        return maker != os.getpid()
-    others = set(psutil.pids()) - {os.getpid()}
-    return any(has_open(pid, path) for pid in others)
-
-
-def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file mapped or open, or was started for it, as a keeper is for its arena."""
-    process = Path(f"/proc/{pid}")
-    try:
-        if str(path).encode() in (process / "cmdline").read_bytes().split(b"\0"):
-            return True
-        if str(path) in (process / "maps").read_text(errors="replace"):
-            return True
-        return any(fd.readlink() == path for fd in (process / "fd").iterdir())
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False  # just gone, or another user's
 
 
 @pytest.fixture
