@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from outlast.agent.environment import worker_command, worker_environment
+from outlast.agent.environment import worker_command, worker_environment, zygote_environment
+from outlast.agent.spares import of_the_gpu
 from outlast.launch import Endpoint, Launch
 from outlast.messages import Assignment
 
@@ -51,6 +52,13 @@ def test_ranks_count_from_the_first_of_the_node() -> None:
     assert environment["ROLE_RANK"] == "5"
     assert environment["GROUP_RANK"] == "1"
     assert environment["OUTLAST_GENERATION"] == "3"
+
+
+def test_a_worker_sees_the_gpu_as_the_spare_that_becomes_it_has_seen_it() -> None:
+    base = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0,1"}
+    theirs = of_the_gpu(zygote_environment(launch(), base))
+    assert theirs.items() >= base.items()
+    assert of_the_gpu(worker_environment(launch(), ASSIGNMENT, 1, base)) == theirs
 
 
 def test_the_token_and_the_launchers_error_file_are_not_handed_on() -> None:

@@ -92,7 +92,7 @@ def test_spares_become_the_workers_and_there_are_new_ones(tmp_path: Path, monkey
 
 
 def test_those_that_died_or_do_not_fit_are_not_used_and_workers_are_forked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(made: Nursery) -> None:
         before = await spares_of(made)
@@ -103,6 +103,7 @@ def test_those_that_died_or_do_not_fit_are_not_used_and_workers_are_forked(
         ends = await made.run(made.command, made.command)
         assert not {json.loads(each.output)["pid"] for each in ends} & set(before)
         assert made.forked == 3
+        assert "the spare workers are not used: they were made with another CUDA_VISIBLE_DEVICES" in caplog.text
 
     spare_nursery(body, tmp_path, monkeypatch)
 

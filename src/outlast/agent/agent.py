@@ -207,13 +207,15 @@ class Agent:
         plain = launch.command[:2] == (sys.executable, "-u") and launch.numa_binding is None
         if not settings.warm_start or not plain:
             return None
+        if settings.warm_cuda and launch.virtual_local_rank:
+            log.warning("no spare workers (--warm-cuda) with --virtual-local-rank: each has to see another GPU first")
         preload = [name.strip() for name in settings.warm_preload.split(",") if name.strip()]
         zygote = Zygote(
             worker_command(launch, 0),
             zygote_environment(launch, os.environ),
             preload=preload,
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
-            spares=launch.nproc if settings.warm_cuda else 0,
+            spares=launch.nproc if settings.warm_cuda and not launch.virtual_local_rank else 0,
         )
         if preload or _uses_torch(Path(launch.entrypoint)):
             zygote.wake()

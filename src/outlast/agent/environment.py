@@ -37,8 +37,7 @@ def worker_environment(
     `TORCHELASTIC_ERROR_FILE` is not in it yet: `JobLogs.open` knows where it lies and adds it.
     Raises ValueError when `--virtual-local-rank` has no device for this worker.
     """
-    environment = {name: value for name, value in base.items() if name not in _WITHHELD}
-    environment |= {
+    environment = zygote_environment(launch, base) | {
         "RANK": str(assignment.first_rank + local_rank),
         "LOCAL_RANK": "0" if launch.virtual_local_rank else str(local_rank),
         "GROUP_RANK": str(assignment.group_rank),
@@ -58,9 +57,6 @@ def worker_environment(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(launch.signals),
         "OUTLAST_GENERATION": str(assignment.generation),
     }
-    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    if launch.omp_default:
-        environment.setdefault("OMP_NUM_THREADS", "1")
     if board:
         environment["OUTLAST_BOARD"] = board
     if arena:
@@ -79,6 +75,7 @@ def worker_environment(
 def zygote_environment(launch: Launch, base: Mapping[str, str]) -> dict[str, str]:
     """What a zygote imports under: what all workers have in common, for much of it is read by libraries just once."""
     environment = {name: value for name, value in base.items() if name not in _WITHHELD}
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if launch.omp_default:
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment

@@ -23,7 +23,7 @@ class Spares:
 
     def __init__(self, count: int, environment: Mapping[str, str]) -> None:
         self._count = count
-        self._environment = _of_the_gpu(environment)
+        self._environment = of_the_gpu(environment)
         self._loop = asyncio.get_running_loop()
         self._there: list[ZygoteProcess] = []
         self._ready: set[int] = set()  # pids
@@ -45,9 +45,12 @@ class Spares:
 
     def take(self, environments: list[Mapping[str, str]]) -> list[ZygoteProcess]:
         """All of them, if they are ready and fit for workers with these environments; they are the caller's now."""
-        fit = all(_of_the_gpu(environment) == self._environment for environment in environments)
-        if not fit or len(environments) != self._count or len(self._ready) != self._count:
+        if len(environments) != self._count or len(self._ready) != self._count:
             return []
+        for environment in environments:
+            if others := sorted(dict(of_the_gpu(environment).items() ^ self._environment.items())):
+                log.warning("the spare workers are not used: they were made with another %s", ", ".join(others))
+                return []
         spares, self._there, self._ready = self._there, [], set()
         for spare in spares:
             self._loop.remove_reader(spare.link)
@@ -76,5 +79,6 @@ class Spares:
             log.warning("no spare workers with a GPU (--warm-cuda), restarts will be slower: %s", why)
 
 
-def _of_the_gpu(environment: Mapping[str, str]) -> dict[str, str]:
+def of_the_gpu(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment decides how a process sees its GPU."""
     return {name: value for name, value in environment.items() if name.startswith(OF_THE_GPU)}
