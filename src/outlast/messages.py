@@ -524,6 +524,11 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     keeper: Port = 0  # where its keeper listens; 0: nowhere
     hands: Hands | None = None  # the shards that its ranks have and have done
 
+    @property
+    def place(self) -> str:
+        """What an agent has in common with those before and after it in the same place."""
+        return self.key or self.name
+
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
     """Where the ranks of a node are: the answer to `Look`."""

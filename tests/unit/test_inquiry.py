@@ -111,8 +111,8 @@ class Rehearsal:
         return self._do(self.job.handle(Joined(join), now))
 
     def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
-        known = self.reports[node]
-        report = msgspec.structs.replace(known, seq=known.seq + 1, acked=known.seq, known=self.job._known, **changes)
+        last, charter = self.reports[node], self.job._authority.known
+        report = msgspec.structs.replace(last, seq=last.seq + 1, acked=last.seq, known=charter, **changes)
         self.reports[node] = report
         return self._do(self.job.handle(Reported(node, report), now))
 

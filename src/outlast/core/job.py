@@ -21,8 +21,9 @@ from enum import Enum
 
 from msgspec.structs import replace
 
+from outlast.core.admission import refusal
 from outlast.core.authority import Authority, Memory
-from outlast.core.budget import Budget, root_first
+from outlast.core.budget import Budget
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change, belongs_on_disk
 from outlast.core.check_table import summary
@@ -49,18 +50,18 @@ from outlast.core.events import (
     Send,
     Straggled,
 )
+from outlast.core.evictions import Evictions
+from outlast.core.failures import by_whom, diagnosed, merged, root_first, shortened, what
 from outlast.core.gate import Gate
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
-from outlast.core.member import Member
-from outlast.core.roster import assign, choose, rank, world_of
+from outlast.core.member import Member, is_news
+from outlast.core.phrases import NAMES_SHOWN, count, listed
+from outlast.core.roster import assign, choose, last_ranks, rank, world_of
 from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
 from outlast.diagnosis.observation import Observation
 from outlast.messages import (
-    LONGEST_REASON,
-    MOST_CULPRITS,
-    PROTOCOL,
     Ack,
     Agreed,
     Answer,
@@ -73,7 +74,7 @@ from outlast.messages import (
     Halted,
     Join,
     Leaving,
-    Named,
+    Ledger,
     Over,
     Refuse,
     Report,
@@ -92,12 +93,8 @@ from outlast.messages import (
 )
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
-NAMES_SHOWN = 8  # of nodes, in one line
-SHORT = 2000  # characters of a failure that followed another
-FAILURES_KEPT = 16  # of one generation, the first ones
 FIRST = Term(1)
 SUCCESSORS = 8  # nodes that know that they may have to host the coordinator
-ELECTORS = 12_000  # members that are named to each of them: as many as fit into a message
 
 
 class Phase(str, Enum):
@@ -160,8 +157,7 @@ class Job:
         self._hearsay = False  # nobody here knows why this generation was stopped, if it was: the nodes do not
         self._excluded: dict[str, str] = {}  # places that are not used again, and why
         self._budget = Budget(rules)
-        self._left_out: set[str] = set()  # places, for a while
-        self._back: float | None = None  # when the next place that is left out for a while may come back
+        self._evictions = Evictions(rules)
         self._gate = Gate(rules)
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
@@ -175,7 +171,7 @@ class Job:
         self._out: list[Command] = []
         if memory is not None:
             self._recall(memory, now)
-        if charter is not None and self._is_news(charter):
+        if charter is not None and self._authority.is_news(charter):
             self._regather(FIRST, charter, now)
             self.term = term
         if term.number > FIRST.number and self.phase is Phase.FORMING:
@@ -187,8 +183,9 @@ class Job:
         self._formed, self._closed, self._charged = memory.formed, memory.closed, memory.charged
         self._failures, self._departed = list(memory.failures), list(memory.departed)
         self._hearsay = memory.hearsay
-        self._budget = Budget(self.rules, memory.ledger)
-        self._let_back(now)
+        self._budget = Budget(self.rules, memory.ledger.tried)
+        self._evictions = Evictions(self.rules, memory.ledger.bans)
+        self._evictions.settle(now)
         self._authority = Authority(self.rules, now, memory.electorates)
         self._successors, self._excluded = memory.successors, dict(memory.excluded)
         self._places, self._absent = dict(memory.roster), dict(memory.names)
@@ -217,7 +214,7 @@ class Job:
             hearsay=self._hearsay if self.phase is Phase.GATHERING else self.phase is Phase.RUNNING,
             outcome=self.outcome,
             excluded=dict(self._excluded),
-            ledger=self._budget.ledger(),
+            ledger=Ledger(tuple(self._budget.tried), dict(self._evictions.bans)),
         )
 
     @property
@@ -256,11 +253,11 @@ class Job:
             times = [self._free, *self._ghosts.values()]
         elif self.phase is Phase.FORMING:
             last_call = None if self._gate.busy else self._last_call  # a check is waited for, however long it takes
-            times = [self._free, last_call, self._pend, self._empty, self._back, *self._ghosts.values()]
+            times = [self._free, last_call, self._pend, self._empty, self._evictions.deadline(), *self._ghosts.values()]
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
-            times = [self._last_call, self._pend, self._empty, self._back]
+            times = [self._last_call, self._pend, self._empty, self._evictions.deadline()]
             times += [self._inquiry.deadline(), self._change.deadline()]
         if self._powerless is None:
             times.append(self._gate.deadline())
@@ -301,10 +298,11 @@ class Job:
     # -- events
 
     def _joined(self, join: Join, now: float) -> None:
-        refusal = self._refusal(join)
-        if refusal:
-            self._note(f"refused node {join.name}: {refusal}", Kind.NODE)
-            self._send(join.node, Refuse(refusal))
+        run = self.run if self.generation else None
+        excluded = "" if join.node in self._nodes else self._excluded.get(join.place, "")
+        if why := refusal(self.rules, join, run=run, excluded=excluded):
+            self._note(f"refused node {join.name}: {why}", Kind.NODE)
+            self._send(join.node, Refuse(why))
             self._out.append(Drop(join.node))
             return
         if self._is_of_the_past(join):
@@ -366,50 +364,19 @@ class Job:
             node.until = min(node.until, now + ORPHANS)
             self._place(before, node)
 
-    def _refusal(self, join: Join) -> str:
-        r = self.rules
-        mine = f"{r.min_nodes}:{r.max_nodes}"
-        theirs = f"{join.nnodes[0]}:{join.nnodes[1]}"
-        if join.protocol != PROTOCOL:
-            return (
-                f"it speaks protocol {join.protocol}, this coordinator {PROTOCOL}: "
-                "install the same version of outlast on all nodes"
-            )
-        if join.job != r.job:
-            return f"this endpoint serves job {r.job!r}, not {join.job!r}: choose another port or the same --rdzv-id"
-        if join.entrypoint.rpartition("/")[2] != r.entrypoint.rpartition("/")[2]:  # it may lie elsewhere on that node
-            return (
-                f"this endpoint serves a job that runs {r.entrypoint!r}, not {join.entrypoint!r}: "
-                "another job needs another port"
-            )
-        if join.charter is not None and self.generation and join.charter.run != self.run:
-            return "it took part in an earlier run of this job, and this is another one: start it anew"
-        excluded = self._excluded.get(_place_of(join))
-        if excluded and join.node not in self._nodes:
-            return f"this node is not used again in this job: {excluded}"
-        if theirs != mine:
-            return f"this job runs with --nnodes={mine}, not {theirs}: start all of its nodes with the same --nnodes"
-        return ""
-
     def _learn(self, join: Join, node: Member, now: float) -> None:
         """What a node knows of terms and generations that this coordinator may have missed."""
-        charter, newest = join.charter, self._authority.newest
+        charter = join.charter
         if self.phase is not Phase.OVER:
-            if charter is not None and self._is_news(charter):
+            if charter is not None and self._authority.is_news(charter):
                 self._regather(join.term, charter, now)
             elif self._is_overtaken(join, node):
                 self._regather(join.term, None, now)
-            elif charter is not None and newest is not None and len(charter.ballots) == 1:
-                told = charter.ballots[0]
-                if not self._authority.settled and (told.generation, told.formed) == (newest.generation, newest.formed):
-                    self._authority.forget_older()
+            elif charter is not None:
+                self._authority.compare(charter)
         self._authority.came(join.node, charter)
         if self.phase is Phase.GATHERING:
             self._take_back(join)
-
-    def _is_news(self, charter: Charter) -> bool:
-        newest = self._authority.newest
-        return bool(charter.ballots) and (newest is None or charter.ballots[0].age > newest.age)
 
     def _is_overtaken(self, join: Join, node: Member | None) -> bool:
         """Whether the node has obeyed a term that is as new as this coordinator's, and not this coordinator's.
@@ -434,7 +401,8 @@ class Job:
             self._successors = charter.successors
             self._excluded |= charter.excluded
             if charter.ledger is not None:
-                self._budget.hear(charter.ledger, now)
+                self._budget.hear(charter.ledger.tried)
+                self._evictions.hear(charter.ledger.bans, now)
                 self._let_back(now)
             self._roster, self._places = {}, {}
             self._absent = {s.node: s.name for s in charter.successors}
@@ -490,21 +458,9 @@ class Job:
             successors=self._successors,
             restarts=self._charged,
             excluded=dict(self._excluded),
-            members=self._electors() if succeeds else (),
-            ledger=self._budget.tell(now) if succeeds else None,
+            members=self._authority.electors(len(self._successors)) if succeeds else (),
+            ledger=Ledger(self._budget.tell(), self._evictions.tell(now)) if succeeds else None,
         )
-
-    def _electors(self) -> tuple[str, ...]:
-        """Whom a successor must know, beyond the other successors: those that nobody could tell of their votes."""
-        newest = self._authority.newest
-        if newest is None or newest.size <= len(self._successors) or newest.size > ELECTORS:
-            return ()
-        return tuple(newest.votes)
-
-    @property
-    def _known(self) -> tuple[int, int, int]:
-        newest = self._authority.newest
-        return (newest.affirmed, newest.generation, len(self._authority.electorates)) if newest else (0, 0, 0)
 
     def _reported(self, name: str, report: Report, now: float, *, again: bool = False) -> None:
         node = self._nodes.get(name)
@@ -516,12 +472,12 @@ class Job:
             return  # late or doubled: what it says is no longer true
         node.report = report
         news = node.heard(report.sent, now)
-        changed = self._snapshots.told(name, report.held) or _changed(known, report)
+        changed = self._snapshots.told(name, report.held) or is_news(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
         if repeated is not None:
             self._authority.supported(name, repeated)
-        if report.known[:2] == self._known[:2]:
+        if report.known[:2] == self._authority.known[:2]:
             self._authority.knows(name)
         self._authority.settle(now)
         # A node that has become clear may be about to hear a `Start`, which says it as well.
@@ -558,14 +514,14 @@ class Job:
         elif not member and not node.clear:
             self._send(name, Stop(node.sent, self.term.number, graceful=node.leaving))
         elif node.leaving and node.clear:
-            excluded = self._excluded.get(_place_of(node.join))
+            excluded = self._excluded.get(node.place)
             drained = f"node {node.name} is not used again: {excluded}" if excluded else f"node {node.name} was drained"
             self._send(name, Over(False, drained, left=True, term=self.term.number))
         elif member and report.generation < self.generation and report.floor < self.generation:
             self._start(name, node, now)
         elif member and (halt := self._change.lacks(report.halted)) is not None:
             self._send(name, halt)
-        elif report.known != self._known:
+        elif report.known != self._authority.known:
             self._send(name, self._charter(name, now))
         elif member and (lacking := self._calibration.lacks(report)) is not None:
             self._send(name, lacking)
@@ -590,7 +546,7 @@ class Job:
         self._place(name, node)
         if name not in self._roster:
             return
-        leaves = report.leaving is Leaving.DRAIN and _place_of(node.join) not in self._excluded
+        leaves = report.leaving is Leaving.DRAIN and node.place not in self._excluded
         if leaves and name in self._unfinished and self.phase is not Phase.STOPPING:
             # Its workers run on until they are told to stop: what failed before is not a consequence.
             self._plan(f"node {node.name} is draining", now)
@@ -620,7 +576,7 @@ class Job:
         if wish.wanted is Wanted.STOP:
             self._end(False, f"{wish.reason} (stop, asked for by {who})", now)
         elif wish.wanted is Wanted.EXCLUDE_NODE:
-            self._excluded.setdefault(_place_of(node.join), f"{wish.reason} (exclude_node, asked for by {who})")
+            self._excluded.setdefault(node.place, f"{wish.reason} (exclude_node, asked for by {who})")
             if name in self._roster and name in self._unfinished:
                 self._depart(f"{who} excludes its node: {wish.reason}")
         elif running and name in self._roster and name in self._unfinished:
@@ -645,10 +601,8 @@ class Job:
         if inquiry.is_over(now) and (finding := inquiry.conclude()) is not None:
             verdict = finding.verdict
             self._note(f"generation {self.generation}: {verdict.sentence}", Kind.HANG, verdict)
-            if finding.ending:
-                culprits = verdict.culprits[:MOST_CULPRITS] if verdict.certain else ()
-                named = Named(self.generation, finding.number, culprits, verdict.sentence[:LONGEST_REASON])
-                self._tell_all(named)
+            if finding.named is not None:
+                self._tell_all(finding.named)
         if inquiry.is_wanted(now):
             members = {name: self._nodes[name] for name in self._roster if self._nodes[name].connected}
             asked = {name: self._unseen(name, node) for name, node in members.items() if not node.clear}
@@ -663,7 +617,7 @@ class Job:
 
     def _place(self, name: str, node: Member) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
-        usable = _place_of(node.join) not in self._left_out and not self._gate.is_aside(name)
+        usable = not self._evictions.is_out(node.place) and not self._gate.is_aside(name)
         if node.connected and node.clear and not node.leaving and usable:
             self._ready[name] = node
         else:
@@ -729,7 +683,7 @@ class Job:
             return
         if self._free is not None and now >= self._free:
             self._free = None
-        if self._back is not None and now >= self._back:
+        if (back := self._evictions.deadline()) is not None and now >= back:
             self._let_back(now)
         for name in [name for name, until in self._ghosts.items() if now >= until]:
             self._nodes[name].until = None
@@ -805,9 +759,9 @@ class Job:
         if missing:
             self._unfinished.add("")  # nobody knows whether those who are missing had finished
             named = f" ({', '.join(list(absent.values())[:NAMES_SHOWN])})" if absent else ""
-            self._depart(f"{_count(missing, 'node')} of {newest.size} did not come back{named}")
+            self._depart(f"{count(missing, 'node')} of {newest.size} did not come back{named}")
         else:
-            size = _count(newest.size, "node")
+            size = count(newest.size, "node")
             self._note(f"term {self.term.number}: took over generation {self.generation}, {size}", Kind.GENERATION)
         stopped = [self._nodes[name] for name in self._roster if self._nodes[name].stopped(self.generation)]
         why = f"the workers of {_names(stopped)} had been stopped"
@@ -867,28 +821,18 @@ class Job:
         """Workers have failed, and nobody else is to blame: do what the root's strategy says, or end the job."""
         self._failures = root_first(self._failures)
         root, r = self._failures[0], self.rules
-        what, by = _what(root), f" ({root.decided})" if root.decided else ""
-        told = root.cause is not None and root.cause.name not in ("unknown", "hang")  # what says no more than `what`
-        cause = f": {root.cause.title} ({root.cause.name})" if root.cause is not None and told else ""
-        spent = self._budget.spent(self._failures)
-        before = len(self._out)
-        if r.failover and root.strategy is FailoverStrategy.ABORTION:
-            self._end(False, f"{what}{cause}; no restart, for it could not help{by}", now)
-        elif self.restarts >= r.max_restarts:
-            allowed = r.max_restarts
-            tries = f"and {_count(allowed, 'restart')} did not help" if allowed else "and no restart is allowed"
-            self._end(False, f"{what}, {tries} (--max-restarts={allowed})", now)
-        elif spent:
-            self._end(False, f"{what}; {spent}", now)
+        spent = self._budget.spent(self._failures, self.restarts)
+        if spent:
+            text = self._end(False, spent, now)
         else:
             self.restarts += 1
             did = f"restart {self.restarts} of {r.max_restarts}"
-            done = self._carry_out(root, now) if r.failover else ""
-            self._budget.note(self._failures, self.generation, f"{did}{done}{by}")
-            self._note(f"{did}: {what}{cause if r.failover else ''}{done}{by}", Kind.RESTART)
-        text = next(command.text for command in self._out[before:] if isinstance(command, Note))
+            done = (self._carry_out(root, now) if r.failover else "") + by_whom(root)
+            self._budget.note(self._failures, self.generation, f"{did}{done}")
+            text = f"{did}: {diagnosed(root) if r.failover else what(root)}{done}"
+            self._note(text, Kind.RESTART)
         self._out.append(Raise(root.node, root.rank, root.cause.name if root.cause is not None else "unknown", text))
-        return self.phase is not Phase.OVER
+        return not spent
 
     def _carry_out(self, root: Failure, now: float) -> str:
         """Make the strategy's changes for the next generation. Returns what was done, for people."""
@@ -898,32 +842,20 @@ class Job:
         home = self._home(root)
         if home is None:
             return ""
-        place = _place_of(home.join)
         blamed = root.cause.title if root.cause is not None else "its failure"
         if root.strategy is not FailoverStrategy.NODE:
-            blamed = self._budget.blamed(self._failures, place, now)
+            blamed = self._budget.blamed(self._failures, self._evictions.probation(home.place, now))
         if not blamed:
             return ""
         self._gate.doubt(home.join.node)
-        stays = self._must_stay(home, len(self._ready) - (home.join.node in self._ready), now)
-        if stays:
+        others = len(self._ready) - (home.join.node in self._ready)
+        if stays := self._evictions.stays(home.name, others, now):
             return f"; {stays}: {blamed}"
         return f", without node {home.name} for {self._leave_out(home, blamed, now):g} s: {blamed}"
 
-    def _must_stay(self, node: Member, others: int, now: float) -> str:
-        """Why a node cannot be left out: the others are not enough, or too many are out; nothing, if it can."""
-        if not self._world(others):
-            return f"node {node.name} stays, for without it there are fewer than {self.rules.min_nodes}"
-        if not self._budget.may_evict(now):
-            return f"node {node.name} stays, for enough have gone within an hour (eviction_limit)"
-        return ""
-
     def _leave_out(self, node: Member, why: str, now: float) -> float:
         """Do not use a node's place for a while. Returns for how long."""
-        place = _place_of(node.join)
-        seconds = self._budget.exclude(place, why, now)
-        self._left_out.add(place)
-        self._back = self._budget.due(now)
+        seconds = self._evictions.leave_out(node.place, why, now)
         self._place(node.join.node, node)
         self._out.append(Cordon(node.name, why, seconds))
         return seconds
@@ -939,10 +871,10 @@ class Job:
             self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
             return
         runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
-        goes = self.rules.straggler == "exclude" and runs and _place_of(home.join) not in self._left_out
+        goes = self.rules.straggler == "exclude" and runs and not self._evictions.is_out(home.place)
         if not goes or not self._authority.acts(now):
             return
-        if stays := self._must_stay(home, len(self._roster) + len(self._ready) - 1, now):
+        if stays := self._evictions.stays(home.name, len(self._roster) + len(self._ready) - 1, now):
             self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
             return
         seconds = self._leave_out(home, what, now)
@@ -996,14 +928,14 @@ class Job:
 
     def _do_without(self, node: Member, row: Row, now: float) -> None:
         """Leave out one that is slow, or works badly with another, as long as there are enough without it."""
-        name = node.join.node
-        if not self._world(len(self._ready) - (name in self._ready)):
-            few = f"without it there are fewer than {self.rules.min_nodes}"
-            self._note(f"node {node.name} stays, for {few}: {row.why}", Kind.CHECK)
+        name, slow = node.join.node, row.standing is Fitness.SLOW
+        others = len(self._ready) - (name in self._ready)
+        evictions = self._evictions
+        stays = evictions.stays(node.name, others, now) if slow else evictions.needed(node.name, others)
+        if stays:
+            self._note(f"{stays}: {row.why}", Kind.CHECK)
             self._gate.pass_(name)
-        elif row.standing is Fitness.SLOW and not self._budget.may_evict(now):
-            self._note(f"node {node.name} stays, for enough have gone within an hour (eviction_limit)", Kind.CHECK)
-        elif row.standing is Fitness.SLOW:
+        elif slow:
             self._leave_out(node, row.why, now)
         else:
             self._gate.set_aside(name, row.instead)
@@ -1018,15 +950,12 @@ class Job:
 
     def _let_back(self, now: float) -> None:
         """Places that were left out for a while may be used again, on probation."""
-        out = {place for place in self._budget.bans if self._budget.is_out(place, now)}
-        before, self._left_out = self._left_out, out
-        self._back = self._budget.due(now)
+        back, out = self._evictions.settle(now)
         for name, node in self._nodes.items():
-            place = _place_of(node.join)
-            if place in before - out:
+            if node.place in back:
                 self._gate.doubt(name)
                 self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
-            if place in before ^ out:
+            if node.place in back | out:
                 self._place(name, node)
 
     def _while_forming(self, now: float) -> None:
@@ -1063,12 +992,10 @@ class Job:
     def _form(self, size: int, now: float) -> None:
         r = self.rules
         ready = [node.candidate() for name, node in self._ready.items() if self._gate.admits(name, self._roster)]
-        last = self._last_ranks()
+        names = {name: self._nodes[name].name for name in self._roster}
+        last = last_ranks(self._roster, names, {name: node.name for name, node in self._ready.items()})
         members = rank(choose(ready, size, last=last, infra=r.infra_ranks), last=last, infra=r.infra_ranks)
-        base = self._authority.newest
-        # Coordinators of other terms may each have numbered a generation after the same one, and none knows of it.
-        skipped = self.term.number - (base.formed if base is not None else FIRST.number)
-        self.generation = (base.generation if base is not None else 0) + skipped + 1
+        self.generation = self._authority.next_generation(self.term.number)
         self._formed += 1
         self._charged = self.restarts
         self._roster = assign(members, generation=self.generation, restart_count=self.restarts, fresh=self._fresh)
@@ -1096,30 +1023,13 @@ class Job:
         world = self._roster[members[0].node].world_size
         spare = f", {len(self._ready)} spare" if self._ready else ""
         shown = _names(self._nodes[m.node] for m in members)
-        what = f"{_count(size, 'node')}, {_count(world, 'rank')}{spare} ({shown})"
+        what = f"{count(size, 'node')}, {count(world, 'rank')}{spare} ({shown})"
         self._note(f"generation {self.generation}: {what}", Kind.GENERATION)
 
-    def _last_ranks(self) -> dict[str, int]:
-        """Who had which rank. A new life of a node that was lost takes its place: its memory is there."""
-        last = {name: place.group_rank for name, place in self._roster.items()}
-        free = {self._nodes[name].name: place for name, place in last.items() if name not in self._ready}
-        for name, node in self._ready.items():
-            if name not in last and node.name in free:
-                last[name] = free.pop(node.name)
-        return last
-
     def _failed(self, failures: tuple[Failure, ...]) -> None:
-        known = {(f.rank, f.pid): f for f in self._failures}
-        for failure in failures:
-            before = known.get((failure.rank, failure.pid))
-            if before is None or before.pending:
-                known[failure.rank, failure.pid] = failure
-        self._failures = list(known.values())
-        if self._failures and self._failures[0].hung:
-            self._failures.sort(key=lambda failure: not failure.culprit)  # it must not be the one that is cut off
-        del self._failures[FAILURES_KEPT:]
+        self._failures = merged(self._failures, failures)
         if self.phase is Phase.RUNNING and failures:
-            self._stop(_what(failures[0]))
+            self._stop(what(failures[0]))
 
     def _plan(self, why: str, now: float) -> None:
         """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
@@ -1169,16 +1079,16 @@ class Job:
             if node.connected:
                 self._send(name, Stop(self.generation, self.term.number, graceful=node.leaving))
 
-    def _end(self, success: bool, reason: str, now: float) -> None:
+    def _end(self, success: bool, reason: str, now: float) -> str:
+        """The job is over, unless it is already. Returns what people are told."""
         if self.phase is Phase.OVER:
-            return
+            return ""
         r = self.rules
         self.phase = Phase.OVER
-        took = f"{now - self._began:.1f} s, {_count(self._formed, 'generation')}, {_count(self.restarts, 'restart')}"
-        self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})", Kind.JOB)
-        # The root with all that it said, its followers in short: this goes to every node.
-        short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
-        failures = () if success else (*self._failures[:1], *short)
+        took = f"{now - self._began:.1f} s, {count(self._formed, 'generation')}, {count(self.restarts, 'restart')}"
+        text = f"job {'succeeded' if success else 'failed'}: {reason} ({took})"
+        self._note(text, Kind.JOB)
+        failures = () if success else shortened(self._failures)
         tried = () if success else tuple(self._budget.tried)
         table = self._gate.table if r.check_only or not (success or self._formed) else ""
         self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried, table=table)
@@ -1186,6 +1096,7 @@ class Job:
         for name, node in self._nodes.items():
             if node.connected:
                 self._send(name, self.outcome)
+        return text
 
     # -- small things
 
@@ -1197,7 +1108,7 @@ class Job:
         r = self.rules
         unit = f" (in units of {r.node_unit})" if r.node_unit > 1 else ""
         here = f"{len(self._ready)} here" + (f": {_names(self._ready.values())}" if self._ready else "")
-        return f"at least {_count(r.min_nodes, 'node')}{unit}; {here}"
+        return f"at least {count(r.min_nodes, 'node')}{unit}; {here}"
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and node in self._nodes:
@@ -1208,44 +1119,9 @@ class Job:
         self._out.append(Note(text, kind, self.generation, verdict))
 
 
-def _changed(old: Report, new: Report) -> bool:
-    return (
-        old.state is not new.state
-        or old.clear != new.clear
-        or old.floor != new.floor
-        or old.generation != new.generation
-        or old.store_port != new.store_port
-        or old.leaving is not new.leaving
-        or old.failures != new.failures
-        or old.known != new.known
-        or old.wish != new.wish
-        or old.measures != new.measures
-        or old.stride != new.stride
-        or old.overdue != new.overdue
-        or old.halted != new.halted
-    )
-
-
 def _is_ack(command: Command) -> bool:
     return isinstance(command, Send) and isinstance(command.message, Ack)
 
 
-def _what(failure: Failure) -> str:
-    who, code = f"rank {failure.rank} on node {failure.node}", failure.exit_code
-    if failure.hung:
-        return f"{who} hung: {failure.hung}"
-    return f"{who} failed ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
-
-
-def _place_of(join: Join) -> str:
-    return join.key or join.name
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _names(nodes: Iterable[Member]) -> str:
-    names = [n.name for n in nodes]
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
+    return listed([node.name for node in nodes])
