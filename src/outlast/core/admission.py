@@ -1,8 +1,8 @@
-"""Whether an agent may be part of this job at all."""
+"""Whether an agent may be part of this job at all, and whether a person may ask for this here."""
 
 from __future__ import annotations
 
-from outlast.messages import PROTOCOL, Join, Rules
+from outlast.messages import PROTOCOL, Ask, Join, Rules
 
 
 def refusal(rules: Rules, join: Join, *, run: str | None, excluded: str = "") -> str:
@@ -30,4 +30,17 @@ def refusal(rules: Rules, join: Join, *, run: str | None, excluded: str = "") ->
         return f"this node is not used again in this job: {excluded}"
     if theirs != mine:
         return f"this job runs with --nnodes={mine}, not {theirs}: start all of its nodes with the same --nnodes"
+    return ""
+
+
+def unanswerable(rules: Rules, ask: Ask) -> str:
+    """Why nobody here can do what was asked for; nothing, if somebody can.
+
+    >>> unanswerable(Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=1), Ask("restart", "me", job="k"))
+    "this endpoint serves job 'j', not 'k'"
+    """
+    if ask.job not in ("", rules.job):
+        return f"this endpoint serves job {rules.job!r}, not {ask.job!r}"
+    if ask.what != "restart":
+        return f"nobody here knows how to {ask.what!r}: install the same version of outlast"
     return ""

@@ -16,18 +16,18 @@ Work per event is constant but for the forming and stopping of a generation, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from msgspec.structs import replace
 
-from outlast.core.admission import refusal
+from outlast.core.admission import refusal, unanswerable
+from outlast.core.attendance import Attendance
 from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change, belongs_on_disk
 from outlast.core.check_table import summary
-from outlast.core.checks import Row
 from outlast.core.checks import Standing as Fitness
 from outlast.core.dealer import Dealer
 from outlast.core.events import (
@@ -49,15 +49,17 @@ from outlast.core.events import (
     Saw,
     Send,
     Straggled,
+    Tick,
 )
 from outlast.core.evictions import Evictions
 from outlast.core.failures import by_whom, diagnosed, merged, root_first, shortened, what
 from outlast.core.gate import Gate
+from outlast.core.gathering import Gathering, Powerless
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member, is_news
-from outlast.core.phrases import NAMES_SHOWN, count, listed
-from outlast.core.roster import assign, choose, last_ranks, rank, world_of
+from outlast.core.phrases import count, listed
+from outlast.core.roster import assign, last_ranks, line_up, world_of
 from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
 from outlast.diagnosis.observation import Observation
@@ -79,7 +81,6 @@ from outlast.messages import (
     Refuse,
     Report,
     Rules,
-    Seen,
     Standing,
     Start,
     State,
@@ -137,20 +138,11 @@ class Job:
         self._closed = 0  # the newest one whose end has been judged
         self._authority = Authority(rules, now)
         self._successors: tuple[Successor, ...] = ()
-        self._nodes: dict[str, Member] = {}
-        self._holders: dict[str, str] = {}  # of places: the newest node with each key
-        self._connected = 0
-        self._ready: dict[str, Member] = {}
+        self._nodes = Attendance()
         self._roster: dict[str, Assignment] = {}
-        self._absent: dict[str, str] = {}  # names of members that have not come to this coordinator yet, where known
-        self._places: dict[str, Assignment] = {}  # theirs, where known
-        self._bound = False  # those who gather have been asked for their promise
-        self._took_over = False  # this coordinator has begun to act in its term
+        self._gathering = Gathering()
         self._free: float | None = None  # until then workers may be alive that only another coordinator knows of
-        self._powerless: float | None = None  # since when this coordinator may not act
-        self._said_powerless = False
-        self._waiting: set[str] = set()  # nodes whose workers may be alive
-        self._ghosts: dict[str, float] = {}  # those of them that cannot be asked, and until when
+        self._powerless = Powerless(rules)
         self._unfinished: set[str] = set()  # members whose workers have not all exited with 0
         self._failures: list[Failure] = []  # of this generation
         self._departed: list[str] = []  # why this generation ends, other than by a worker's failure
@@ -188,7 +180,7 @@ class Job:
         self._evictions.settle(now)
         self._authority = Authority(self.rules, now, memory.electorates)
         self._successors, self._excluded = memory.successors, dict(memory.excluded)
-        self._places, self._absent = dict(memory.roster), dict(memory.names)
+        self._gathering = Gathering(memory.roster, memory.names)
         if memory.electorates:
             self.generation = memory.electorates[0].generation
             self.phase = Phase.GATHERING
@@ -205,8 +197,8 @@ class Job:
             charged=self._charged,
             formed=self._formed,
             closed=self._closed,
-            roster={**self._places, **self._roster},
-            names={**self._absent, **{name: self._nodes[name].name for name in self._roster}},
+            roster={**self._gathering.places, **self._roster},
+            names={**self._gathering.names, **{name: self._nodes[name].name for name in self._roster}},
             electorates=tuple(self._authority.electorates),
             successors=self._successors,
             failures=tuple(self._failures),
@@ -239,27 +231,27 @@ class Job:
     @property
     def spares(self) -> int:
         """How many nodes are here and ready without a place in the running generation."""
-        return len(self._ready)
+        return len(self._nodes.ready)
 
     def deadline(self) -> float | None:
         """When `Tick` is due, if nothing else happens before."""
         if self.phase is Phase.OVER:
             return None
         times: list[float | None]
-        if self._powerless is not None:
-            patience = self.rules.pend_timeout if self._said_powerless else self.rules.node_timeout
-            times = [self._powerless + patience, self._empty]
+        if self._powerless:
+            times = [self._powerless.deadline(), self._empty]
         elif self.phase is Phase.STOPPING:
-            times = [self._free, *self._ghosts.values()]
+            times = [self._free, *self._nodes.ghosts.values()]
         elif self.phase is Phase.FORMING:
             last_call = None if self._gate.busy else self._last_call  # a check is waited for, however long it takes
-            times = [self._free, last_call, self._pend, self._empty, self._evictions.deadline(), *self._ghosts.values()]
+            times = [self._free, last_call, self._pend, self._empty, self._evictions.deadline()]
+            times += self._nodes.ghosts.values()
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
             times = [self._last_call, self._pend, self._empty, self._evictions.deadline()]
             times += [self._inquiry.deadline(), self._change.deadline()]
-        if self._powerless is None:
+        if not self._powerless:
             times.append(self._gate.deadline())
         return min((t for t in times if t is not None), default=None)
 
@@ -273,7 +265,7 @@ class Job:
         elif isinstance(event, Joined):
             self._joined(event.join, now)
         elif isinstance(event, Saw):
-            self._saw(event.node, event.seen, now)
+            self.idle = not self._inquiry.take(event.node, event.seen)
         elif isinstance(event, Queried):
             self._dealer.ask(event.node, event.query)
             self.idle = True
@@ -281,13 +273,11 @@ class Job:
             self._straggled(event, now)
         elif isinstance(event, Found):
             self.idle = not self._gate.take(event.node, event.findings, now)
-            if not self.idle:
-                self._settle(now)
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
             self._asked(event.ask, now)
-        else:
+        if isinstance(event, Tick | Saw | Found) and not self.idle:
             self._settle(now)
         self._dealer.hurry(self._change.planned)
         if self._dealer.waits and self.phase is Phase.RUNNING and self._authority.leads(now):
@@ -305,7 +295,7 @@ class Job:
             self._send(join.node, Refuse(why))
             self._out.append(Drop(join.node))
             return
-        if self._is_of_the_past(join):
+        if self._nodes.is_of_the_past(join):
             self._out.append(Drop(join.node))
             return
         node = self._nodes.get(join.node)
@@ -320,14 +310,7 @@ class Job:
             self._out.append(Drop(join.node))
             self._lost(Lost(join.node, "an old connection of it came late", now + self.rules.node_timeout), now)
             return
-        if node is None:
-            node = self._nodes[join.node] = Member(join)
-            self._connected += 1
-        else:
-            self._connected += not node.connected
-            node.join, node.connected, node.until = join, True, None
-            node.sent = max(node.sent, join.report.generation)
-            node.acks.clear()
+        node = self._nodes.come(join)
         self._empty = None
         if join.key:
             self._supersede(join, now)
@@ -339,19 +322,13 @@ class Job:
         if self._snapshots.stride > 1:
             self._send(join.node, Stride(self._snapshots.stride))  # it may have missed that
         self._bind(now)
-        if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
+        if self.phase is Phase.RUNNING and join.node in self._nodes.ready and self._last_call is None:
             self._note(f"node {join.name} waits as a spare", Kind.NODE)
-
-    def _is_of_the_past(self, join: Join) -> bool:
-        """Whether this agent has ended, and only its message is late: a later one has its place, and has come."""
-        holder = self._nodes.get(self._holders.get(join.key, "")) if join.key else None
-        return holder is not None and holder.join.node != join.node and join.since < holder.join.since
 
     def _supersede(self, join: Join, now: float) -> None:
         """A place is held by one agent at a time: whoever held it before has ended, however its connection looks."""
-        before = self._holders.get(join.key)
-        self._holders[join.key] = join.node
-        if before is None or before == join.node or before not in self._nodes:
+        before = self._nodes.hold(join)
+        if before is None:
             return
         node = self._nodes[before]
         if node.connected:
@@ -404,12 +381,13 @@ class Job:
                 self._budget.hear(charter.ledger.tried)
                 self._evictions.hear(charter.ledger.bans, now)
                 self._let_back(now)
-            self._roster, self._places = {}, {}
-            self._absent = {s.node: s.name for s in charter.successors}
+            self._roster = {}
+            self._gathering = Gathering(names={s.node: s.name for s in charter.successors})
             self._failures, self._departed, self._hearsay = [], [], True
         if self._authority.newest is not None and self.phase is not Phase.OVER:
             self.phase = Phase.GATHERING
-            self._bound, self._took_over, self._free, self._last_call = False, False, None, None
+            self._gathering.renew()
+            self._free = self._last_call = None
             for name in [name for name in self._roster if not self._nodes[name].connected]:
                 self._misses(name)
             for node in self._nodes.values():
@@ -419,25 +397,20 @@ class Job:
 
     def _misses(self, name: str) -> None:
         """A member is not here, and may come back."""
-        self._places[name] = self._roster.pop(name)
-        self._absent[name] = self._nodes[name].name
+        self._gathering.misses(name, self._nodes[name].name, self._roster.pop(name))
 
     def _take_back(self, join: Join) -> None:
         """A member of the generation that is being gathered has come."""
-        place = join.assignment
-        if place is None or place.generation != self.generation:
-            place = self._places.get(join.node)
-        self._absent.pop(join.node, None)
+        place = self._gathering.take_back(join, self.generation)
         if place is not None:
-            self._places.pop(join.node, None)
             self._roster[join.node] = place
             self._nodes[join.node].sent = max(self._nodes[join.node].sent, self.generation)
 
     def _bind(self, now: float) -> None:
         """Once those who are here are enough, ask all of them for their promise."""
-        if self._bound or self.phase is not Phase.GATHERING or not self._authority.could_act(now):
+        if self._gathering.bound or self.phase is not Phase.GATHERING or not self._authority.could_act(now):
             return
-        self._bound = True
+        self._gathering.bound = True
         for name, node in self._nodes.items():
             if node.connected:
                 self._ack(name, node, now)
@@ -501,7 +474,7 @@ class Job:
     @property
     def _is_busy(self) -> bool:
         """Whether even a heartbeat may change what is decided, for it may bring the authority to do so."""
-        return self._powerless is not None or self.phase is Phase.GATHERING or not self._authority.settled
+        return bool(self._powerless) or self.phase is Phase.GATHERING or not self._authority.settled
 
     def _remind(self, name: str, node: Member, now: float) -> None:
         """Say again what the node does not seem to have heard."""
@@ -590,11 +563,6 @@ class Job:
         if news is not None:
             self._tell_all(news)
 
-    def _saw(self, name: str, seen: Seen, now: float) -> None:
-        self.idle = not self._inquiry.take(name, seen)
-        if not self.idle:
-            self._settle(now)
-
     def _inquire(self, now: float) -> None:
         """Ranks are late: ask where all of them are, and name the one that the others wait for."""
         inquiry = self._inquiry
@@ -616,27 +584,15 @@ class Job:
         return Observation(rank=first, node=node.name, also=tuple(range(first + 1, first + node.join.nproc)))
 
     def _place(self, name: str, node: Member) -> None:
-        """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
         usable = not self._evictions.is_out(node.place) and not self._gate.is_aside(name)
-        if node.connected and node.clear and not node.leaving and usable:
-            self._ready[name] = node
-        else:
-            self._ready.pop(name, None)
-        gone = node.clear if node.connected else node.until is None
-        (self._waiting.discard if gone else self._waiting.add)(name)
-        if node.until is None:
-            self._ghosts.pop(name, None)
-        else:
-            self._ghosts[name] = node.until
+        self._nodes.place(name, usable=usable)
 
     def _lost(self, event: Lost, now: float) -> None:
         node = self._nodes.get(event.node)
         if node is None or not node.connected:
             return
-        node.connected = False
+        self._nodes.go(event.node, event.until)
         self._snapshots.forget(event.node)
-        node.until = None if node.clear else event.until
-        self._connected -= 1
         if event.ended and self._authority.acts(now):
             self._authority.ended(event.node)  # by one that acts alone: two that leave out others could both act
         else:
@@ -646,11 +602,11 @@ class Job:
         self._place(event.node, node)
         for name in self._gate.lose(event.node, now):
             self._place(name, self._nodes[name])
-        if not self._connected:
+        if not self._nodes.connected:
             self._empty = now if node.leaving else now + self.rules.empty_timeout
         why = f"node {node.name} left" if node.leaving else f"node {node.name} was lost: {event.why}"
         if self.phase is Phase.GATHERING:
-            self._bound = self._bound and self._authority.could_act(now)
+            self._gathering.bound = self._gathering.bound and self._authority.could_act(now)
             if not event.ended and event.node in self._roster:
                 self._misses(event.node)
         active = self.phase in (Phase.STOPPING, Phase.GATHERING) or (
@@ -663,10 +619,8 @@ class Job:
         self._settle(now)
 
     def _asked(self, ask: Ask, now: float) -> None:
-        if ask.job not in ("", self.rules.job):
-            answer = Answer(False, f"this endpoint serves job {self.rules.job!r}, not {ask.job!r}")
-        elif ask.what != "restart":
-            answer = Answer(False, f"nobody here knows how to {ask.what!r}: install the same version of outlast")
+        if why := unanswerable(self.rules, ask):
+            answer = Answer(False, why)
         elif self.phase is not Phase.RUNNING:
             answer = Answer(False, f"nothing to restart: the job is {self.phase.value}")
         else:
@@ -685,8 +639,7 @@ class Job:
             self._free = None
         if (back := self._evictions.deadline()) is not None and now >= back:
             self._let_back(now)
-        for name in [name for name, until in self._ghosts.items() if now >= until]:
-            self._nodes[name].until = None
+        for name in self._nodes.laid(now):
             self._place(name, self._nodes[name])
         self._examine(now)
         phase = None
@@ -703,7 +656,7 @@ class Job:
 
     def _may_decide(self, now: float) -> bool:
         if self._authority.acts(now):
-            self._powerless = None
+            self._powerless.end()
             return True
         if self._empty is not None and now >= self._empty:
             self._end(False, "no node is left", now)
@@ -712,14 +665,11 @@ class Job:
         newest = self._authority.newest
         size = newest.size if newest is not None else 0
         lacking = f"only {here} of the {size} nodes of generation {self.generation} are here"
-        if self._powerless is None:
-            self._powerless, self._said_powerless = now, False
-        elif not self._said_powerless and now >= self._powerless + self.rules.node_timeout:
-            self._said_powerless = True
-            if self._connected:
-                others = "and the others may go on without them: nothing is decided before more come"
-                self._note(f"{lacking}, {others}", Kind.WAIT)
-        elif now >= self._powerless + self.rules.pend_timeout:
+        todo = self._powerless.wait(now)
+        if todo == "say" and self._nodes.connected:
+            others = "and the others may go on without them: nothing is decided before more come"
+            self._note(f"{lacking}, {others}", Kind.WAIT)
+        elif todo == "give up":
             self._end(False, f"{lacking}, for {self.rules.pend_timeout:g} s (pend_timeout)", now)
         return False
 
@@ -732,20 +682,12 @@ class Job:
         if self._empty is not None and now >= self._empty:
             self._end(False, "no node is left", now)
             return
-        if not self._took_over:
-            # From here on no other coordinator acts, so the leases that one gave end within the node time-out.
-            self._took_over = True
-            self._free = now + self.rules.node_timeout
-            self._authority.affirm(self.term.number)
-            self._out.append(Remember(self.memory()))
-            for name, node in self._nodes.items():
-                if node.connected:
-                    self._ack(name, node, now)
-                    self._send(name, self._charter(name, now))
+        if not self._gathering.took_over:
+            self._take_over(now)
         missing = newest.size - len(self._roster)
         if missing and self._free is not None:
             return
-        absent, self._absent, self._places = self._absent, {}, {}
+        absent = self._gathering.close()
         if self._closed == self.generation:
             self.phase = Phase.FORMING
             return
@@ -758,8 +700,7 @@ class Job:
             self._depart(why)
         if missing:
             self._unfinished.add("")  # nobody knows whether those who are missing had finished
-            named = f" ({', '.join(list(absent.values())[:NAMES_SHOWN])})" if absent else ""
-            self._depart(f"{count(missing, 'node')} of {newest.size} did not come back{named}")
+            self._depart(f"{count(missing, 'node')} of {newest.size} did not come back{absent}")
         else:
             size = count(newest.size, "node")
             self._note(f"term {self.term.number}: took over generation {self.generation}, {size}", Kind.GENERATION)
@@ -778,6 +719,17 @@ class Job:
             self._depart(why)
         self._hearsay = False
 
+    def _take_over(self, now: float) -> None:
+        """From here on no other coordinator acts, so the leases that one gave end within the node time-out."""
+        self._gathering.took_over = True
+        self._free = now + self.rules.node_timeout
+        self._authority.affirm(self.term.number)
+        self._out.append(Remember(self.memory()))
+        for name, node in self._nodes.items():
+            if node.connected:
+                self._ack(name, node, now)
+                self._send(name, self._charter(name, now))
+
     def _while_running(self, now: float) -> None:
         r = self.rules
         self._inquire(now)
@@ -786,7 +738,7 @@ class Job:
         elif self._change.planned:
             if why := self._change.outcome(now):
                 self._depart(why)
-        elif self._ready and len(self._unfinished) == len(self._roster):
+        elif self._nodes.ready and len(self._unfinished) == len(self._roster):
             # Nobody has finished yet: more nodes are worth the interruption.
             ready = self._admitted(now)
             size = self._world(len(self._roster) + len(ready))
@@ -798,7 +750,7 @@ class Job:
             self._last_call = None
 
     def _while_stopping(self, now: float) -> None:
-        if self._waiting:
+        if self._nodes.waiting:
             return
         if not self._unfinished:
             self._end(True, "every worker finished", now)
@@ -813,7 +765,7 @@ class Job:
                 return
         self._closed = self.generation
         self.phase = Phase.FORMING
-        size = self._world(len(self._ready))
+        size = self._world(len(self._nodes.ready))
         if size and self._authority.settled:
             self._let_in(now, at_once=True)
 
@@ -848,7 +800,7 @@ class Job:
         if not blamed:
             return ""
         self._gate.doubt(home.join.node)
-        others = len(self._ready) - (home.join.node in self._ready)
+        others = len(self._nodes.ready) - (home.join.node in self._nodes.ready)
         if stays := self._evictions.stays(home.name, others, now):
             return f"; {stays}: {blamed}"
         return f", without node {home.name} for {self._leave_out(home, blamed, now):g} s: {blamed}"
@@ -874,7 +826,7 @@ class Job:
         goes = self.rules.straggler == "exclude" and runs and not self._evictions.is_out(home.place)
         if not goes or not self._authority.acts(now):
             return
-        if stays := self._evictions.stays(home.name, len(self._roster) + len(self._ready) - 1, now):
+        if stays := self._evictions.stays(home.name, len(self._roster) + len(self._nodes.ready) - 1, now):
             self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
             return
         seconds = self._leave_out(home, what, now)
@@ -891,13 +843,11 @@ class Job:
         if size and (at_once or not self._gate.busy):
             self._form(size, now)
 
-    def _admitted(self, now: float, *, check: bool = True) -> dict[str, Member]:
+    def _admitted(self, now: float, *, check: bool = True) -> Mapping[str, Member]:
         """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
-        if not self.rules.network_check:
-            return self._ready
-        admitted = {name: node for name, node in self._ready.items() if self._gate.admits(name, self._roster)}
-        if check and len(admitted) < len(self._ready) and not self._gate.busy:
-            new = [name for name in self._ready if name not in admitted]
+        admitted = self._gate.admitted(self._nodes.ready, self._roster)
+        if check and len(admitted) < len(self._nodes.ready) and not self._gate.busy:
+            new = [name for name in self._nodes.ready if name not in admitted]
             self._note(f"checking {_names(self._nodes[name] for name in new)}", Kind.CHECK)
             self._gate.begin(new, self._nodes, list(admitted), self.term.number)
             self._examine(now)
@@ -912,34 +862,19 @@ class Job:
             return
         for line in () if self.rules.check_only else self._gate.table.splitlines():
             self._note(line, Kind.CHECK)
-        here = {name: row for name, row in result.rows.items() if self._nodes[name].connected}
-        for name, row in here.items():
-            if row.standing is Fitness.FAULTY:
-                self._gate.doubt(name)
-                self._leave_out(self._nodes[name], row.why, now)
+        for sentence in self._gate.judge(result, self._nodes, self._nodes.ready, self._evictions, now):
+            node = self._nodes[sentence.node]
+            if sentence.stays:
+                self._note(f"{sentence.stays}: {sentence.why}", Kind.CHECK)
+                continue
+            if sentence.seconds is not None:
+                self._out.append(Cordon(node.name, sentence.why, sentence.seconds))
+            self._place(sentence.node, node)
         self._last_call = now  # it took long enough
-        for name, row in here.items():
-            if row.standing is Fitness.ASIDE or (row.standing is Fitness.SLOW and self.rules.exclude_straggler):
-                self._do_without(self._nodes[name], row, now)
         if self.rules.check_only:
             self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
-        elif not (self._formed or self._ready) and result.of(Fitness.FAULTY):
+        elif not (self._formed or self._nodes.ready) and result.of(Fitness.FAULTY):
             self._end(False, f"no node is fit: {summary(result)}", now)
-
-    def _do_without(self, node: Member, row: Row, now: float) -> None:
-        """Leave out one that is slow, or works badly with another, as long as there are enough without it."""
-        name, slow = node.join.node, row.standing is Fitness.SLOW
-        others = len(self._ready) - (name in self._ready)
-        evictions = self._evictions
-        stays = evictions.stays(node.name, others, now) if slow else evictions.needed(node.name, others)
-        if stays:
-            self._note(f"{stays}: {row.why}", Kind.CHECK)
-            self._gate.pass_(name)
-        elif slow:
-            self._leave_out(node, row.why, now)
-        else:
-            self._gate.set_aside(name, row.instead)
-            self._place(name, node)
 
     def _home(self, failure: Failure) -> Member | None:
         """The member whose worker failed."""
@@ -959,11 +894,11 @@ class Job:
                 self._place(name, node)
 
     def _while_forming(self, now: float) -> None:
-        size = self._world(len(self._ready))
+        size = self._world(len(self._nodes.ready))
         if not size:
             for name in self._gate.lift():
                 self._place(name, self._nodes[name])
-            size = self._world(len(self._ready))
+            size = self._world(len(self._nodes.ready))
         if self._empty is not None and now >= self._empty:
             self._end(False, "no node is left", now)
         elif not size:
@@ -975,7 +910,7 @@ class Job:
             elif now >= self._pend:
                 waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
                 self._end(False, f"waited {waited} for {self._needed()}", now)
-        elif not self._authority.settled or self._waiting or self._free is not None:
+        elif not self._authority.settled or self._nodes.waiting or self._free is not None:
             # The last generation is still being told of, or workers of another may be alive.
             self._last_call = self._pend = None
         else:
@@ -990,18 +925,17 @@ class Job:
         return now >= self._last_call
 
     def _form(self, size: int, now: float) -> None:
-        r = self.rules
-        ready = [node.candidate() for name, node in self._ready.items() if self._gate.admits(name, self._roster)]
+        ready = [node.candidate() for node in self._gate.admitted(self._nodes.ready, self._roster).values()]
         names = {name: self._nodes[name].name for name in self._roster}
-        last = last_ranks(self._roster, names, {name: node.name for name, node in self._ready.items()})
-        members = rank(choose(ready, size, last=last, infra=r.infra_ranks), last=last, infra=r.infra_ranks)
+        last = last_ranks(self._roster, names, {name: node.name for name, node in self._nodes.ready.items()})
+        members = line_up(ready, size, last=last, infra=self.rules.infra_ranks)
         self.generation = self._authority.next_generation(self.term.number)
         self._formed += 1
         self._charged = self.restarts
         self._roster = assign(members, generation=self.generation, restart_count=self.restarts, fresh=self._fresh)
         self._fresh = False
         self._last_call = self._pend = None
-        self._waiting = set(self._roster)
+        self._nodes.waiting = set(self._roster)
         self._unfinished = set(self._roster)
         self._failures, self._departed = [], []
         self._gate.withdraw(self._roster, now)
@@ -1018,10 +952,10 @@ class Job:
         for name in self._roster:
             node = self._nodes[name]
             node.sent = self.generation
-            del self._ready[name]
+            del self._nodes.ready[name]
             self._start(name, node, now)
         world = self._roster[members[0].node].world_size
-        spare = f", {len(self._ready)} spare" if self._ready else ""
+        spare = f", {len(self._nodes.ready)} spare" if self._nodes.ready else ""
         shown = _names(self._nodes[m.node] for m in members)
         what = f"{count(size, 'node')}, {count(world, 'rank')}{spare} ({shown})"
         self._note(f"generation {self.generation}: {what}", Kind.GENERATION)
@@ -1107,8 +1041,9 @@ class Job:
     def _needed(self) -> str:
         r = self.rules
         unit = f" (in units of {r.node_unit})" if r.node_unit > 1 else ""
-        here = f"{len(self._ready)} here" + (f": {_names(self._ready.values())}" if self._ready else "")
-        return f"at least {count(r.min_nodes, 'node')}{unit}; {here}"
+        ready = self._nodes.ready
+        here = f": {_names(ready.values())}" if ready else ""
+        return f"at least {count(r.min_nodes, 'node')}{unit}; {len(ready)} here{here}"
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and node in self._nodes:

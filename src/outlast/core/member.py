@@ -27,6 +27,12 @@ class Member:
         self.echoed = 0  # the newest that it has repeated
         self.behind: float | None = None  # the coordinator's clock less the node's, as the fastest report shows it
 
+    def come_back(self, join: Join) -> None:
+        """The same agent, on another connection."""
+        self.join, self.connected, self.until = join, True, None
+        self.sent = max(self.sent, join.report.generation)
+        self.acks.clear()
+
     @property
     def name(self) -> str:
         return self.join.name

@@ -73,6 +73,11 @@ def rank(members: Sequence[Candidate], *, last: Mapping[str, int], infra: bool) 
     return [kept[r] if r in kept else next(gaps) for r in range(size)]
 
 
+def line_up(ready: Iterable[Candidate], size: int, *, last: Mapping[str, int], infra: bool) -> list[Candidate]:
+    """The `size` members of the next generation, in the order of their group ranks."""
+    return rank(choose(ready, size, last=last, infra=infra), last=last, infra=infra)
+
+
 def assign(
     members: Sequence[Candidate], *, generation: int, restart_count: int, fresh: bool = False
 ) -> dict[str, Assignment]:
