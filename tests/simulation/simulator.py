@@ -42,13 +42,11 @@ from outlast.messages import (
     Charter,
     FailoverStrategy,
     Failure,
-    Findings,
     FromCoordinator,
     Halted,
     Join,
     Leaving,
     Over,
-    Probe,
     Report,
     Rules,
     Seen,
@@ -56,6 +54,7 @@ from outlast.messages import (
     Start,
     Term,
 )
+from outlast.messages.checks import Findings, Probe
 
 MOST_EVENTS = 200_000  # a schedule with more is a busy loop
 MOST_AGENTS = 9

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outlast.core.check_table import summary, table
 from outlast.core.checks import IMPORTS, Examination, Result, Standing
 from outlast.core.pairing import Group
-from outlast.messages import Findings
+from outlast.messages.checks import Findings
 
 Rates = Callable[[str, int, Group], Mapping[str, float]]  # of a node, in a round, in its group
 

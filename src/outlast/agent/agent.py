@@ -89,18 +89,18 @@ from outlast.messages import (
     Failure,
     FromCoordinator,
     Join,
-    Keeping,
     Leaving,
     Over,
     Pace,
     Standing,
     State,
     Term,
-    Told,
     Wanted,
     Welcome,
     Wish,
 )
+from outlast.messages.shards import Told
+from outlast.messages.snapshots import Keeping
 from outlast.platforms.infrastructure import infra_rank
 
 log = logging.getLogger("agent")

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from outlast.core.failures import by_whom, diagnosed, what
 from outlast.core.phrases import count
-from outlast.messages import LONGEST_REASON, FailoverStrategy, Failure, Rules, Tried
+from outlast.messages import FailoverStrategy, Failure, Rules, Tried
+from outlast.messages.fields import LONGEST_REASON
 
 CURELESS_TRIES = 2  # of what a retry cannot help
 NODE_TRIES = 3  # in a row on one node, until it is the node's fault

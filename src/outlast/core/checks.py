@@ -14,7 +14,7 @@ import msgspec
 
 from outlast.core.pairing import MOST_ROUNDS, Group, Pairing, set_aside
 from outlast.core.phrases import listed
-from outlast.messages import Findings
+from outlast.messages.checks import Findings
 
 JUDGED = ("compute", "memory", "network", "disk")  # figures by which a node may be slow
 UNITS = {"compute": "GFLOP/s", "memory": "GB/s", "local": "GB/s", "network": "GB/s", "disk": "MB/s"}

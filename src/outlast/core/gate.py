@@ -16,7 +16,8 @@ from outlast.core.checks import Examination, Result, Standing
 from outlast.core.evictions import Evictions
 from outlast.core.member import Member
 from outlast.core.pairing import Group
-from outlast.messages import Findings, Probe, Rules
+from outlast.messages import Rules
+from outlast.messages.checks import Findings, Probe
 
 Probes = Iterator[tuple[str, Probe]]
 

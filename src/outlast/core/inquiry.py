@@ -14,7 +14,8 @@ import msgspec
 
 from outlast.diagnosis.culprit import Verdict, name
 from outlast.diagnosis.observation import Observation
-from outlast.messages import LONGEST_REASON, MOST_CULPRITS, Look, Named, Overdue, Seen
+from outlast.messages import MOST_CULPRITS, Look, Named, Overdue, Seen
+from outlast.messages.fields import LONGEST_REASON
 
 # An agent gives up after a second, and itself has 0.7 s to look: a node that cannot be asked costs no more than that.
 PATIENCE = 0.85

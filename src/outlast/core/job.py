@@ -85,13 +85,13 @@ from outlast.messages import (
     Start,
     State,
     Stop,
-    Stride,
     Successor,
     Term,
     Wanted,
     Welcome,
     Wish,
 )
+from outlast.messages.snapshots import Stride
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
 FIRST = Term(1)

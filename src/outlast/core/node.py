@@ -23,12 +23,9 @@ from outlast.messages import (
     Assignment,
     Charter,
     Failure,
-    Findings,
     FromCoordinator,
     Halt,
     Halted,
-    Held,
-    Keeping,
     Leaving,
     Look,
     Measure,
@@ -38,7 +35,6 @@ from outlast.messages import (
     Overdue,
     Pace,
     Paces,
-    Probe,
     Refuse,
     Report,
     Seen,
@@ -46,13 +42,14 @@ from outlast.messages import (
     Start,
     State,
     Stop,
-    Stride,
     Successor,
     Term,
     Wanted,
     Welcome,
     Wish,
 )
+from outlast.messages.checks import Findings, Probe
+from outlast.messages.snapshots import Held, Keeping, Stride
 
 REPEATED = 5.0  # seconds for which a node says again that ranks are late: to a coordinator that has just come
 FIRST_PATIENCE = 10.0  # with a coordinator that has not said how long its leases are
