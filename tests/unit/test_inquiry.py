@@ -12,14 +12,13 @@ from outlast.cli.replay import Replay
 from outlast.core.events import Command, Event, Joined, Kind, Lost, Note, Reported, Saw, Send, Tick
 from outlast.core.inquiry import PATIENCE, QUIET
 from outlast.core.job import Job, Phase
-from outlast.core.node import (
-    REPEATED,
+from outlast.core.node import REPEATED, Node
+from outlast.core.node_events import (
     Blame,
     Cleared,
     Connected,
     Disconnected,
     Late,
-    Node,
     Observe,
     Observed,
     Received,
@@ -27,8 +26,8 @@ from outlast.core.node import (
     StartWorkers,
     Tell,
 )
-from outlast.core.node import Command as NodeCommand
-from outlast.core.node import Tick as NodeTick
+from outlast.core.node_events import Command as NodeCommand
+from outlast.core.node_events import Tick as NodeTick
 from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Frame, Stack
 from outlast.journal import Began, Journal, read

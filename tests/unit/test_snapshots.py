@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from outlast.core.events import Joined, Lost, Reported, Send, Tick
 from outlast.core.job import Job
-from outlast.core.node import Cleared, Connected, Holds, KeepsUp, Node, Received, SetStride, StartWorkers, Tell
+from outlast.core.node import Node
+from outlast.core.node_events import Cleared, Connected, Holds, KeepsUp, Received, SetStride, StartWorkers, Tell
 from outlast.core.snapshots import Snapshots, partners
 from outlast.messages import Ack, Assignment, Charter, Join, Report, Rules, Standing, Start, State, Term, Welcome
 from outlast.messages.snapshots import Held, Holder, Keeping, Snapshot, Stride

@@ -10,20 +10,20 @@ import pytest
 from outlast.core.calibration import Calibration
 from outlast.core.events import Command, Joined, Lost, Note, Reported, Send
 from outlast.core.job import Job, Phase
-from outlast.core.node import (
+from outlast.core.node import Node
+from outlast.core.node_events import (
     Agree,
     Connected,
     Exited,
     Leave,
     Measured,
-    Node,
     Received,
     StopWorkers,
     TakeMeasures,
     Tell,
     Wished,
 )
-from outlast.core.node import Command as NodeCommand
+from outlast.core.node_events import Command as NodeCommand
 from outlast.messages import (
     Ack,
     Agreed,

@@ -39,7 +39,8 @@ from outlast.board import Action, Request
 from outlast.clock import now
 from outlast.commission import Tls
 from outlast.config import Settings, termination_signal
-from outlast.core.node import (
+from outlast.core.node import Node
+from outlast.core.node_events import (
     Agree,
     Blame,
     Cleared,
@@ -60,7 +61,6 @@ from outlast.core.node import (
     Lease,
     Leave,
     Measured,
-    Node,
     NotHosted,
     Observe,
     Paced,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from outlast.agent.stacks import collect
 from outlast.agent.watch import Hang, Watch
 from outlast.agent.workers import WorkerGroup
-from outlast.core.node import Event, Exited, Late, Observed
+from outlast.core.node_events import Event, Exited, Late, Observed
 from outlast.diagnosis.culprit import name
 from outlast.diagnosis.observation import Observation, told
 from outlast.diagnosis.stack import Stack

@@ -24,7 +24,7 @@ from outlast.agent.watch import Watch
 from outlast.agent.witness import Witness, timed
 from outlast.agent.workers import Streams
 from outlast.clock import now
-from outlast.core.node import Decided
+from outlast.core.node_events import Decided
 from outlast.diagnosis.evidence import Evidence
 from outlast.failover import FailureInfo
 from outlast.messages import Assignment, Failure
