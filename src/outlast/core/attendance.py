@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from outlast.core.member import Member
 from outlast.messages import Join
 
@@ -16,6 +18,10 @@ class Attendance(dict[str, Member]):
         self.waiting: set[str] = set()  # nodes whose workers may be alive
         self.ghosts: dict[str, float] = {}  # those of them that cannot be asked, and until when
         self._holders: dict[str, str] = {}  # of places: the newest node with each key
+
+    def here(self, names: Iterable[str] | None = None) -> list[tuple[str, Member]]:
+        """Those who are connected: of these, or of all."""
+        return [(name, self[name]) for name in (self if names is None else names) if self[name].connected]
 
     def is_of_the_past(self, join: Join) -> bool:
         """Whether this agent has ended, and only its message is late: a later one has its place, and has come."""

@@ -411,9 +411,8 @@ class Job:
         if self._gathering.bound or self.phase is not Phase.GATHERING or not self._authority.could_act(now):
             return
         self._gathering.bound = True
-        for name, node in self._nodes.items():
-            if node.connected:
-                self._ack(name, node, now)
+        for name, node in self._nodes.here():
+            self._ack(name, node, now)
 
     def _ack(self, name: str, node: Member, now: float) -> None:
         """Answer a node's newest report, with a lease if this coordinator may act, and not at all if it never could."""
@@ -572,8 +571,8 @@ class Job:
             if finding.named is not None:
                 self._tell_all(finding.named)
         if inquiry.is_wanted(now):
-            members = {name: self._nodes[name] for name in self._roster if self._nodes[name].connected}
-            asked = {name: self._unseen(name, node) for name, node in members.items() if not node.clear}
+            members = self._nodes.here(self._roster)
+            asked = {name: self._unseen(name, node) for name, node in members if not node.clear}
             look = inquiry.begin(asked, now)
             for name in asked:
                 self._send(name, look)
@@ -658,10 +657,9 @@ class Job:
         if self._authority.acts(now):
             self._powerless.end()
             return True
-        if self._empty is not None and now >= self._empty:
-            self._end(False, "no node is left", now)
+        if self._is_deserted(now):
             return False
-        here = len(self._roster) if self.phase is Phase.GATHERING else self._connected_members()
+        here = len(self._roster if self.phase is Phase.GATHERING else self._nodes.here(self._roster))
         newest = self._authority.newest
         size = newest.size if newest is not None else 0
         lacking = f"only {here} of the {size} nodes of generation {self.generation} are here"
@@ -673,14 +671,17 @@ class Job:
             self._end(False, f"{lacking}, for {self.rules.pend_timeout:g} s (pend_timeout)", now)
         return False
 
-    def _connected_members(self) -> int:
-        return sum(self._nodes[name].connected for name in self._roster)
+    def _is_deserted(self, now: float) -> bool:
+        """Whether nobody has been here for too long: then the job is over."""
+        if self._empty is None or now < self._empty:
+            return False
+        self._end(False, "no node is left", now)
+        return True
 
     def _while_gathering(self, now: float) -> None:
         newest = self._authority.newest
         assert newest is not None
-        if self._empty is not None and now >= self._empty:
-            self._end(False, "no node is left", now)
+        if self._is_deserted(now):
             return
         if not self._gathering.took_over:
             self._take_over(now)
@@ -691,10 +692,7 @@ class Job:
         if self._closed == self.generation:
             self.phase = Phase.FORMING
             return
-        self._unfinished = set(self._roster)
-        self._inquiry = self._inquiry.anew(self.generation)
-        self._change = Change(self.rules, self.generation)
-        self.phase = Phase.RUNNING
+        self._begin()
         departed, self._departed = self._departed, []
         for why in departed:
             self._depart(why)
@@ -725,10 +723,9 @@ class Job:
         self._free = now + self.rules.node_timeout
         self._authority.affirm(self.term.number)
         self._out.append(Remember(self.memory()))
-        for name, node in self._nodes.items():
-            if node.connected:
-                self._ack(name, node, now)
-                self._send(name, self._charter(name, now))
+        for name, node in self._nodes.here():
+            self._ack(name, node, now)
+            self._send(name, self._charter(name, now))
 
     def _while_running(self, now: float) -> None:
         r = self.rules
@@ -812,14 +809,31 @@ class Job:
         self._out.append(Cordon(node.name, why, seconds))
         return seconds
 
+    def _home(self, failure: Failure) -> Member | None:
+        """The member whose worker failed."""
+        for name, place in self._roster.items():
+            if place.first_rank <= failure.rank < place.first_rank + self._nodes[name].join.nproc:
+                return self._nodes[name]
+        return None
+
+    def _let_back(self, now: float) -> None:
+        """Places that were left out for a while may be used again, on probation."""
+        back, out = self._evictions.settle(now)
+        for name, node in self._nodes.items():
+            if node.place in back:
+                self._gate.doubt(name)
+                self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
+            if node.place in back | out:
+                self._place(name, node)
+
     def _straggled(self, event: Straggled, now: float) -> None:
         """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""
         home = self._nodes.get(event.node)
         if home is None or self.phase is Phase.OVER:
             return
-        found, what = event.straggler, event.straggler.sentence(home.name)
+        found, slower = event.straggler, event.straggler.sentence(home.name)
         if not found.lasts:
-            told = f"generation {found.generation}: {what}"
+            told = f"generation {found.generation}: {slower}"
             self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
             return
         runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
@@ -827,11 +841,150 @@ class Job:
         if not goes or not self._authority.acts(now):
             return
         if stays := self._evictions.stays(home.name, len(self._roster) + len(self._nodes.ready) - 1, now):
-            self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
+            self._note(f"generation {self.generation}: {stays}: {slower}", Kind.NODE)
             return
-        seconds = self._leave_out(home, what, now)
-        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {what}", now)
+        seconds = self._leave_out(home, slower, now)
+        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {slower}", now)
         self._settle(now)
+
+    def _while_forming(self, now: float) -> None:
+        size = self._world(len(self._nodes.ready))
+        if not size:
+            for name in self._gate.lift():
+                self._place(name, self._nodes[name])
+            size = self._world(len(self._nodes.ready))
+        if self._is_deserted(now):
+            return
+        if not size:
+            self._last_call = None
+            if self._pend is None:
+                self._pend = now + self.rules.pend_timeout
+                if any(n.connected and not n.leaving for n in self._nodes.values()):
+                    self._note(f"waiting for {self._needed()}", Kind.WAIT)
+            elif now >= self._pend:
+                waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
+                self._end(False, f"waited {waited} for {self._needed()}", now)
+        elif not self._authority.settled or self._nodes.waiting or self._free is not None:
+            # The last generation is still being told of, or workers of another may be alive.
+            self._last_call = self._pend = None
+        else:
+            self._pend = None
+            if size == self._world(self.rules.max_nodes) or self._is_due(now):
+                self._let_in(now)
+
+    def _is_due(self, now: float) -> bool:
+        """Whether the last call is over; the first question starts it."""
+        if self._last_call is None:
+            self._last_call = now + self.rules.last_call
+        return now >= self._last_call
+
+    def _form(self, size: int, now: float) -> None:
+        ready = [node.candidate() for node in self._gate.admitted(self._nodes.ready, self._roster).values()]
+        names = {name: self._nodes[name].name for name in self._roster}
+        last = last_ranks(self._roster, names, {name: node.name for name, node in self._nodes.ready.items()})
+        members = line_up(ready, size, last=last, infra=self.rules.infra_ranks)
+        self.generation = self._authority.next_generation(self.term.number)
+        self._formed += 1
+        self._charged = self.restarts
+        self._roster = assign(members, generation=self.generation, restart_count=self.restarts, fresh=self._fresh)
+        self._fresh = False
+        self._last_call = self._pend = None
+        self._nodes.waiting = set(self._roster)
+        self._failures, self._departed = [], []
+        self._gate.withdraw(self._roster, now)
+        self._calibration.regroup(self._roster)
+        self._begin()
+        head = self.term.by if self.term.by in self._roster else members[0].node
+        self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
+        self._successors = tuple(
+            Successor(j.node, j.name, j.addr, j.port) for j in (self._nodes[m.node].join for m in members) if j.port
+        )[:SUCCESSORS]
+        self._out.append(Remember(self.memory()))
+        for name in self._roster:
+            node = self._nodes[name]
+            node.sent = self.generation
+            del self._nodes.ready[name]
+            self._start(name, node, now)
+        world = self._roster[members[0].node].world_size
+        spare = f", {len(self._nodes.ready)} spare" if self._nodes.ready else ""
+        shown = _names(self._nodes[m.node] for m in members)
+        size_of_it = f"{count(size, 'node')}, {count(world, 'rank')}{spare}"
+        self._note(f"generation {self.generation}: {size_of_it} ({shown})", Kind.GENERATION)
+
+    def _begin(self) -> None:
+        """The roster's workers run from here on, as far as anybody knows."""
+        self._unfinished = set(self._roster)
+        self._inquiry = self._inquiry.anew(self.generation)
+        self._change = Change(self.rules, self.generation)
+        self.phase = Phase.RUNNING
+
+    def _failed(self, failures: tuple[Failure, ...]) -> None:
+        self._failures = merged(self._failures, failures)
+        if self.phase is Phase.RUNNING and failures:
+            self._stop(what(failures[0]))
+
+    def _plan(self, why: str, now: float) -> None:
+        """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
+        if not self.rules.planned_change_timeout or self.phase not in (Phase.RUNNING, Phase.GATHERING):
+            self._depart(why)
+            return
+        if self.phase is Phase.GATHERING:
+            return  # it is planned when all are here: whoever wants it says so then
+        self._last_call = None
+        durable = belongs_on_disk(self.rules, (self._nodes[name] for name in self._roster))
+        if halt := self._change.plan(why, self._unfinished, durable=durable, now=now):
+            self._tell_all(halt)
+
+    def _halted(self, name: str, halted: Halted, now: float) -> None:
+        """A member's ranks are about to halt, or have; perhaps for a change that a coordinator before us planned."""
+        if not self._change.planned:
+            self._plan("a change was planned", now)
+        named = self._change.named
+        if halt := self._change.hear(name, halted):
+            self._tell_all(halt)
+            if not named:
+                which = f"generation {self.generation}"
+                self._note(f"{which}: all ranks save before it ends ({self._change.why})", Kind.WAIT)
+
+    def _tell_all(self, message: FromCoordinator) -> None:
+        for name, _ in self._nodes.here(self._roster):
+            self._send(name, message)
+
+    def _depart(self, why: str) -> None:
+        """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
+        if why in self._departed:
+            return
+        self._departed.append(why)
+        if self.phase is Phase.RUNNING:
+            self._stop(why)
+        elif self.phase is Phase.STOPPING:
+            self._note(why, Kind.NODE)
+
+    def _stop(self, why: str) -> None:
+        self.phase = Phase.STOPPING
+        self._last_call = None
+        self._note(f"generation {self.generation} ends: {why}", Kind.END)
+        self._out.append(Remember(self.memory()))
+        for name, node in self._nodes.here(self._roster):
+            self._send(name, Stop(self.generation, self.term.number, graceful=node.leaving))
+
+    def _end(self, success: bool, reason: str, now: float) -> str:
+        """The job is over, unless it is already. Returns what people are told."""
+        if self.phase is Phase.OVER:
+            return ""
+        r = self.rules
+        self.phase = Phase.OVER
+        took = f"{now - self._began:.1f} s, {count(self._formed, 'generation')}, {count(self.restarts, 'restart')}"
+        text = f"job {'succeeded' if success else 'failed'}: {reason} ({took})"
+        self._note(text, Kind.JOB)
+        failures = () if success else shortened(self._failures)
+        tried = () if success else tuple(self._budget.tried)
+        table = self._gate.table if r.check_only or not (success or self._formed) else ""
+        self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried, table=table)
+        self._out.append(Remember(self.memory()))
+        for name, _ in self._nodes.here():
+            self._send(name, self.outcome)
+        return text
 
     # -- checks of nodes
 
@@ -875,162 +1028,6 @@ class Job:
             self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
         elif not (self._formed or self._nodes.ready) and result.of(Fitness.FAULTY):
             self._end(False, f"no node is fit: {summary(result)}", now)
-
-    def _home(self, failure: Failure) -> Member | None:
-        """The member whose worker failed."""
-        for name, place in self._roster.items():
-            if place.first_rank <= failure.rank < place.first_rank + self._nodes[name].join.nproc:
-                return self._nodes[name]
-        return None
-
-    def _let_back(self, now: float) -> None:
-        """Places that were left out for a while may be used again, on probation."""
-        back, out = self._evictions.settle(now)
-        for name, node in self._nodes.items():
-            if node.place in back:
-                self._gate.doubt(name)
-                self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
-            if node.place in back | out:
-                self._place(name, node)
-
-    def _while_forming(self, now: float) -> None:
-        size = self._world(len(self._nodes.ready))
-        if not size:
-            for name in self._gate.lift():
-                self._place(name, self._nodes[name])
-            size = self._world(len(self._nodes.ready))
-        if self._empty is not None and now >= self._empty:
-            self._end(False, "no node is left", now)
-        elif not size:
-            self._last_call = None
-            if self._pend is None:
-                self._pend = now + self.rules.pend_timeout
-                if any(n.connected and not n.leaving for n in self._nodes.values()):
-                    self._note(f"waiting for {self._needed()}", Kind.WAIT)
-            elif now >= self._pend:
-                waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
-                self._end(False, f"waited {waited} for {self._needed()}", now)
-        elif not self._authority.settled or self._nodes.waiting or self._free is not None:
-            # The last generation is still being told of, or workers of another may be alive.
-            self._last_call = self._pend = None
-        else:
-            self._pend = None
-            if size == self._world(self.rules.max_nodes) or self._is_due(now):
-                self._let_in(now)
-
-    def _is_due(self, now: float) -> bool:
-        """Whether the last call is over; the first question starts it."""
-        if self._last_call is None:
-            self._last_call = now + self.rules.last_call
-        return now >= self._last_call
-
-    def _form(self, size: int, now: float) -> None:
-        ready = [node.candidate() for node in self._gate.admitted(self._nodes.ready, self._roster).values()]
-        names = {name: self._nodes[name].name for name in self._roster}
-        last = last_ranks(self._roster, names, {name: node.name for name, node in self._nodes.ready.items()})
-        members = line_up(ready, size, last=last, infra=self.rules.infra_ranks)
-        self.generation = self._authority.next_generation(self.term.number)
-        self._formed += 1
-        self._charged = self.restarts
-        self._roster = assign(members, generation=self.generation, restart_count=self.restarts, fresh=self._fresh)
-        self._fresh = False
-        self._last_call = self._pend = None
-        self._nodes.waiting = set(self._roster)
-        self._unfinished = set(self._roster)
-        self._failures, self._departed = [], []
-        self._gate.withdraw(self._roster, now)
-        self._calibration.regroup(self._roster)
-        self._inquiry = self._inquiry.anew(self.generation)
-        self._change = Change(self.rules, self.generation)
-        self.phase = Phase.RUNNING
-        head = self.term.by if self.term.by in self._roster else members[0].node
-        self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
-        self._successors = tuple(
-            Successor(j.node, j.name, j.addr, j.port) for j in (self._nodes[m.node].join for m in members) if j.port
-        )[:SUCCESSORS]
-        self._out.append(Remember(self.memory()))
-        for name in self._roster:
-            node = self._nodes[name]
-            node.sent = self.generation
-            del self._nodes.ready[name]
-            self._start(name, node, now)
-        world = self._roster[members[0].node].world_size
-        spare = f", {len(self._nodes.ready)} spare" if self._nodes.ready else ""
-        shown = _names(self._nodes[m.node] for m in members)
-        what = f"{count(size, 'node')}, {count(world, 'rank')}{spare} ({shown})"
-        self._note(f"generation {self.generation}: {what}", Kind.GENERATION)
-
-    def _failed(self, failures: tuple[Failure, ...]) -> None:
-        self._failures = merged(self._failures, failures)
-        if self.phase is Phase.RUNNING and failures:
-            self._stop(what(failures[0]))
-
-    def _plan(self, why: str, now: float) -> None:
-        """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
-        if not self.rules.planned_change_timeout or self.phase not in (Phase.RUNNING, Phase.GATHERING):
-            self._depart(why)
-            return
-        if self.phase is Phase.GATHERING:
-            return  # it is planned when all are here: whoever wants it says so then
-        self._last_call = None
-        durable = belongs_on_disk(self.rules, (self._nodes[name] for name in self._roster))
-        if halt := self._change.plan(why, self._unfinished, durable=durable, now=now):
-            self._tell_all(halt)
-
-    def _halted(self, name: str, halted: Halted, now: float) -> None:
-        """A member's ranks are about to halt, or have; perhaps for a change that a coordinator before us planned."""
-        if not self._change.planned:
-            self._plan("a change was planned", now)
-        named = self._change.named
-        if halt := self._change.hear(name, halted):
-            self._tell_all(halt)
-            if not named:
-                which = f"generation {self.generation}"
-                self._note(f"{which}: all ranks save before it ends ({self._change.why})", Kind.WAIT)
-
-    def _tell_all(self, message: FromCoordinator) -> None:
-        for name in self._roster:
-            if self._nodes[name].connected:
-                self._send(name, message)
-
-    def _depart(self, why: str) -> None:
-        """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
-        if why in self._departed:
-            return
-        self._departed.append(why)
-        if self.phase is Phase.RUNNING:
-            self._stop(why)
-        elif self.phase is Phase.STOPPING:
-            self._note(why, Kind.NODE)
-
-    def _stop(self, why: str) -> None:
-        self.phase = Phase.STOPPING
-        self._last_call = None
-        self._note(f"generation {self.generation} ends: {why}", Kind.END)
-        self._out.append(Remember(self.memory()))
-        for name in self._roster:
-            node = self._nodes[name]
-            if node.connected:
-                self._send(name, Stop(self.generation, self.term.number, graceful=node.leaving))
-
-    def _end(self, success: bool, reason: str, now: float) -> str:
-        """The job is over, unless it is already. Returns what people are told."""
-        if self.phase is Phase.OVER:
-            return ""
-        r = self.rules
-        self.phase = Phase.OVER
-        took = f"{now - self._began:.1f} s, {count(self._formed, 'generation')}, {count(self.restarts, 'restart')}"
-        text = f"job {'succeeded' if success else 'failed'}: {reason} ({took})"
-        self._note(text, Kind.JOB)
-        failures = () if success else shortened(self._failures)
-        tried = () if success else tuple(self._budget.tried)
-        table = self._gate.table if r.check_only or not (success or self._formed) else ""
-        self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried, table=table)
-        self._out.append(Remember(self.memory()))
-        for name, node in self._nodes.items():
-            if node.connected:
-                self._send(name, self.outcome)
-        return text
 
     # -- small things
 
