@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 import machine
 from hosts import SHM, Cluster, Host, entries
@@ -21,6 +22,10 @@ from outlast.checkpoint import bucket
 from outlast.checkpoint.storage import Url
 from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
 from stores import BUCKET, KEYS, Proxy, as_google, s3_server
+
+# How long an example takes says something about the machine, and nothing about what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 EXIT_TIMEOUT = 5.0  # for those that were told to end and are on their way
 

@@ -28,7 +28,7 @@ from invariants import Violation, Witness
 from msgspec.structs import replace
 from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 
-from outlast.core import node as agent
+from outlast.core import node_events as agent
 from outlast.core.authority import Memory
 from outlast.core.decisions import decisions
 from outlast.core.events import Cordon, Drop, Event, Found, Joined, Lost, Note, Raise, Remember, Reported, Send, Tick
@@ -42,13 +42,11 @@ from outlast.messages import (
     Charter,
     FailoverStrategy,
     Failure,
-    Findings,
     FromCoordinator,
     Halted,
     Join,
     Leaving,
     Over,
-    Probe,
     Report,
     Rules,
     Seen,
@@ -56,6 +54,7 @@ from outlast.messages import (
     Start,
     Term,
 )
+from outlast.messages.checks import Findings, Probe
 
 MOST_EVENTS = 200_000  # a schedule with more is a busy loop
 MOST_AGENTS = 9

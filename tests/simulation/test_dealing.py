@@ -10,7 +10,7 @@ import pytest
 
 from outlast.core.dealer import Dealer
 from outlast.core.hand import Memo
-from outlast.messages import (
+from outlast.messages.shards import (
     Cut,
     Deck,
     Done,

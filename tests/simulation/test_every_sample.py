@@ -15,7 +15,7 @@ from outlast.data.loader import ElasticLoader
 from outlast.data.order import Order
 from outlast.data.sampler import ElasticSampler
 
-MANY = settings(deadline=None, max_examples=300, derandomize=True)
+MANY = settings(max_examples=300, derandomize=True)
 
 
 class SamplerRank:

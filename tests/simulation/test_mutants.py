@@ -53,7 +53,7 @@ class NoBarrier(Job):
     """Forms the next generation without waiting for the workers of the old one."""
 
     def _while_stopping(self, now: float) -> None:
-        self._waiting.clear()
+        self._nodes.waiting.clear()
         super()._while_stopping(now)
 
 
@@ -139,10 +139,10 @@ class KeepsTheReady(Job):
     """Goes on counting on nodes that were ready once."""
 
     def _place(self, name: str, node: Member) -> None:
-        before = self._ready.get(name)
+        before = self._nodes.ready.get(name)
         super()._place(name, node)
         if before is not None:
-            self._ready[name] = before
+            self._nodes.ready[name] = before
 
 
 class SaysThingsOnce(Job):
@@ -261,7 +261,7 @@ class ActsAtOnce(Job):
 
     def _while_gathering(self, now: float) -> None:
         super()._while_gathering(now)
-        if self._took_over:
+        if self._gathering.took_over:
             self._free = None
             super()._while_gathering(now) if self.phase is Phase.GATHERING else None
 

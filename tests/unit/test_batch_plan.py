@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data.batch import BatchPlan
@@ -26,7 +26,6 @@ def real(plan: BatchPlan, samples: int) -> list[list[list[int]]]:
     ]
 
 
-@settings(deadline=None)
 @given(plan=plans, data=st.data())
 def test_each_position_is_trained_once_by_one_rank(plan: BatchPlan, data: st.DataObject) -> None:
     samples = data.draw(st.integers(1, plan.global_batch))
@@ -36,7 +35,6 @@ def test_each_position_is_trained_once_by_one_rank(plan: BatchPlan, data: st.Dat
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(deadline=None)
 @given(plan=plans, data=st.data())
 def test_weights_give_every_sample_the_same_say_and_add_up_to_the_world_size(
     plan: BatchPlan, data: st.DataObject
@@ -55,7 +53,6 @@ def test_weights_give_every_sample_the_same_say_and_add_up_to_the_world_size(
     assert float(Fraction(plan.world_size, samples) / plan.world_size) == pytest.approx(1 / samples)
 
 
-@settings(deadline=None)
 @given(plan=plans)
 def test_no_micro_batch_is_larger_than_asked_for_and_little_is_filled_up(plan: BatchPlan) -> None:
     assert plan.micro_size <= (plan.micro_batch or plan.share)

@@ -283,7 +283,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CALLS)
 @example([("open", 1), ("close", 0), ("wait", 0), ("open", 1), ("close", 0)])
 @example([("open", 2), ("pause_monitoring", 0), ("wait", 0), ("resume_monitoring", 0)])

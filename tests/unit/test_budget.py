@@ -9,8 +9,10 @@ import pytest
 from test_job import IDLE, Rehearsal, sent
 
 from outlast.core.authority import Memory
-from outlast.core.budget import Budget, root_first
+from outlast.core.budget import Budget
 from outlast.core.events import Cordon, Joined, Note, Raise
+from outlast.core.evictions import Evictions
+from outlast.core.failures import root_first
 from outlast.core.job import Phase
 from outlast.messages import (
     Account,
@@ -18,7 +20,6 @@ from outlast.messages import (
     Charter,
     FailoverStrategy,
     Failure,
-    Ledger,
     Over,
     Rules,
     Start,
@@ -156,10 +157,10 @@ def test_what_was_tried_is_known_to_a_coordinator_that_was_killed() -> None:
     job.end(failure())
     memory = msgspec.msgpack.decode(job.memory, type=Memory)
     assert len(memory.ledger.tried) == 1
-    budget = Budget(job.rules, memory.ledger)
-    assert budget.spent([failure()]) == ""
+    budget = Budget(job.rules, memory.ledger.tried)
+    assert budget.spent([failure()], 1) == ""
     budget.note([failure()], 2, "restart")
-    assert "a crash loop" in budget.spent([failure()])
+    assert "a crash loop" in budget.spent([failure()], 2)
 
 
 def test_a_coordinator_on_another_host_knows_it_too_by_a_clock_of_its_own() -> None:
@@ -258,15 +259,15 @@ def test_what_is_the_scripts_fault_is_no_nodes_fault() -> None:
 
 def test_on_probation_one_failure_is_enough_and_it_goes_for_twice_as_long() -> None:
     rules = Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=2, failover=True, exclude_for=100.0)
-    budget = Budget(rules)
-    assert budget.exclude("b", "the GPU is gone", now=0.0) == 100.0
+    budget, evictions = Budget(rules), Evictions(rules)
+    assert evictions.leave_out("b", "the GPU is gone", now=0.0) == 100.0
     killed = [failure(node="b", cause=GPU)]
-    assert "on probation, after the GPU is gone" in budget.blamed(killed, "b", now=150.0)
-    assert budget.blamed(killed, "b", now=201.0) == ""
-    assert budget.exclude("b", "again", now=150.0) == 200.0
-    assert (budget.is_out("b", 349.0), budget.is_out("b", 350.0)) == (True, False)
-    assert Budget(rules, budget.ledger()).is_out("b", 349.0)
-    assert budget.ledger() != Ledger()
+    assert "on probation, after the GPU is gone" in budget.blamed(killed, evictions.probation("b", now=150.0))
+    assert budget.blamed(killed, evictions.probation("b", now=201.0)) == ""
+    assert evictions.leave_out("b", "again", now=150.0) == 200.0
+    assert evictions.settle(349.0) == (set(), set())
+    assert evictions.settle(350.0) == ({"b"}, set())
+    assert Evictions(rules, evictions.bans).settle(349.0) == (set(), {"b"})
 
 
 # -- which one

@@ -12,7 +12,8 @@ from outlast.core.changes import Change, belongs_on_disk
 from outlast.core.events import Asked, Command, Lost, Note, Send, Tick
 from outlast.core.job import Phase
 from outlast.core.member import Member
-from outlast.core.node import Connected, Halting, HaltWorkers, Node, Received, Tell
+from outlast.core.node import Node
+from outlast.core.node_events import Connected, Halting, HaltWorkers, Received, Tell
 from outlast.messages import (
     Ack,
     Ask,

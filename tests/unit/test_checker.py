@@ -15,7 +15,7 @@ from made_up_plugin import install
 from outlast.agent.checker import Checker
 from outlast.config import Settings
 from outlast.launch import Endpoint, Launch
-from outlast.messages import Findings, Probe
+from outlast.messages.checks import Findings, Probe
 
 LAUNCH = Launch(
     job="check",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.cli import config as command
@@ -146,13 +146,11 @@ def test_words_that_mean_false(word: str) -> None:
     assert load({}, {"OUTLAST_AUTH": word}, None).settings.auth is False
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=0, max_value=1e9))
 def test_any_number_of_seconds_survives_being_spelled(seconds: float) -> None:
     assert load({}, {"OUTLAST_LAST_CALL": spelled(seconds)}, None).settings.last_call == seconds
 
 
-@settings(deadline=None)
 @given(st.sampled_from([flag for setting in SETTINGS.values() for flag in setting.flags]), st.text())
 def test_any_text_is_either_read_or_refused_in_one_line(flag: str, text: str) -> None:
     line = flag

@@ -18,7 +18,7 @@ from outlast.core.dealer import Dealer
 from outlast.core.events import Command, Queried, Send
 from outlast.core.hand import Memo
 from outlast.data import shards as module
-from outlast.messages import (
+from outlast.messages.shards import (
     Deck,
     Done,
     Finding,

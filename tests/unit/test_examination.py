@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outlast.core.check_table import summary, table
 from outlast.core.checks import IMPORTS, Examination, Result, Standing
 from outlast.core.pairing import Group
-from outlast.messages import Findings
+from outlast.messages.checks import Findings
 
 Rates = Callable[[str, int, Group], Mapping[str, float]]  # of a node, in a round, in its group
 
@@ -167,7 +167,7 @@ def test_collectives_of_several_sizes_have_a_line_of_their_own() -> None:
     assert "a, GB/s: all-reduce 1 MiB 1.50, all-gather 1 MiB 0.50" in table(result).splitlines()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(count=st.integers(1, 24), seed=st.integers(0, 2**32))
 def test_nobody_healthy_is_called_faulty_or_slow(count: int, seed: int) -> None:
     """Healthy nodes are noisy, up to the factor; some die, some cannot talk, some never answer, some are slow."""

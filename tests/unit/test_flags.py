@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import run as torchrun
 
@@ -163,7 +163,6 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return [*argv, "train.py", *draw(st.lists(WORDS, max_size=3))]
 
 
-@settings(deadline=None)
 @given(command_lines())
 def test_both_parsers_read_the_same_from_any_command_line(argv: list[str]) -> None:
     theirs = vars(torchrun.get_args_parser().parse_args(argv))
@@ -171,7 +170,6 @@ def test_both_parsers_read_the_same_from_any_command_line(argv: list[str]) -> No
     assert {name: ours[name] for name in theirs} == theirs
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=8), st.sampled_from(["--ft", "--n", "--tls", "-h", "--", "--nnodes=0"]))))
 def test_the_scripts_own_arguments_are_left_alone(rest: list[str]) -> None:
     args = parser({}).read(["--nnodes", "2", "-t3", "train.py", *rest], argparse.Namespace())

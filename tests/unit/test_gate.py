@@ -10,7 +10,8 @@ from test_job import FAILURE, Rehearsal, sent
 
 from outlast.core.events import Command, Cordon, Found, Lost, Note, Send, Tick
 from outlast.core.job import Phase
-from outlast.messages import Cause, FailoverStrategy, Findings, Over, Probe, Start, State
+from outlast.messages import Cause, FailoverStrategy, Over, Start, State
+from outlast.messages.checks import Findings, Probe
 
 
 class Checked(Rehearsal):

@@ -232,17 +232,6 @@ def test_a_worker_that_is_no_longer_watched_outlives_the_lease() -> None:
     with_node(body)
 
 
-def test_a_worker_can_enrol_itself_before_it_runs() -> None:
-    async def body(node: Node) -> None:
-        node.guard.start()
-        node.guard.renew(NEVER)
-        worker = node.worker(preexec_fn=lambda: node.guard.enrol(1, os.getpid()))
-        node.guard.renew(now())
-        await ends(worker)
-
-    with_node(body)
-
-
 def test_workers_of_the_next_generation_are_killed_as_well() -> None:
     async def body(node: Node) -> None:
         node.guard.start()

@@ -12,14 +12,13 @@ from outlast.cli.replay import Replay
 from outlast.core.events import Command, Event, Joined, Kind, Lost, Note, Reported, Saw, Send, Tick
 from outlast.core.inquiry import PATIENCE, QUIET
 from outlast.core.job import Job, Phase
-from outlast.core.node import (
-    REPEATED,
+from outlast.core.node import REPEATED, Node
+from outlast.core.node_events import (
     Blame,
     Cleared,
     Connected,
     Disconnected,
     Late,
-    Node,
     Observe,
     Observed,
     Received,
@@ -27,8 +26,8 @@ from outlast.core.node import (
     StartWorkers,
     Tell,
 )
-from outlast.core.node import Command as NodeCommand
-from outlast.core.node import Tick as NodeTick
+from outlast.core.node_events import Command as NodeCommand
+from outlast.core.node_events import Tick as NodeTick
 from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Frame, Stack
 from outlast.journal import Began, Journal, read
@@ -111,8 +110,8 @@ class Rehearsal:
         return self._do(self.job.handle(Joined(join), now))
 
     def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
-        known = self.reports[node]
-        report = msgspec.structs.replace(known, seq=known.seq + 1, acked=known.seq, known=self.job._known, **changes)
+        last, charter = self.reports[node], self.job._authority.known
+        report = msgspec.structs.replace(last, seq=last.seq + 1, acked=last.seq, known=charter, **changes)
         self.reports[node] = report
         return self._do(self.job.handle(Reported(node, report), now))
 

@@ -18,7 +18,7 @@ from outlast.agent.watch import Hang, Limits, Watch
 from outlast.agent.workers import Streams, WorkerGroup
 from outlast.board import VARIABLE
 from outlast.config import Settings
-from outlast.core.node import Event, Exited, Late, Observed
+from outlast.core.node_events import Event, Exited, Late, Observed
 from outlast.diagnosis.stack import Stack
 from outlast.messages import Assignment, Failure, Named
 from outlast.worker.session import Session

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from outlast.core.authority import PROMISE_SHARE
-from outlast.core.node import (
+from outlast.core.node import Node
+from outlast.core.node_events import (
     Cleared,
     Command,
     Connected,
@@ -18,7 +19,6 @@ from outlast.core.node import (
     Host,
     Lease,
     Leave,
-    Node,
     NotHosted,
     Received,
     Retire,

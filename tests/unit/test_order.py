@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data.order import LONGEST, Order
@@ -16,13 +16,11 @@ from outlast.data.order import LONGEST, Order
 numbers = st.integers(-(2**63), 2**63)
 
 
-@settings(deadline=None)
 @given(length=st.integers(0, 5000), seed=numbers, epoch=st.integers(0, 2**40))
 def test_every_sample_has_exactly_one_position(length: int, seed: int, epoch: int) -> None:
     assert sorted(Order(length, seed=seed, epoch=epoch).samples(range(length))) == list(range(length))
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, LONGEST), seed=numbers, data=st.data())
 def test_one_by_one_and_all_at_once_are_the_same(length: int, seed: int, data: st.DataObject) -> None:
     order = Order(length, seed=seed)

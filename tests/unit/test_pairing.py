@@ -102,7 +102,7 @@ def test_all_bad_ends_after_a_few_rounds_and_names_nobody() -> None:
     assert pairing.rounds <= MOST_ROUNDS
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     count=st.integers(1, 40),
     share=st.floats(0, 0.4),
@@ -131,7 +131,7 @@ def test_nobody_healthy_is_ever_blamed(count: int, share: float, broken: int, se
         assert set(pairing.bad) == bad
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(count=st.integers(8, 60), seed=st.integers(0, 2**32))
 def test_a_few_bad_nodes_among_many_are_all_named(count: int, seed: int) -> None:
     bad = set(random.Random(seed).sample(names(count), count // 8))

@@ -21,7 +21,7 @@ from outlast.checkpoint.channel import Go, Piece, Put, Refused, dial, digest_of,
 from outlast.checkpoint.format import CHUNK, Damaged
 from outlast.checkpoint.shards import Agreed, Shard, damage, places
 from outlast.commission import Tls
-from outlast.messages import Holder, Snapshot
+from outlast.messages.snapshots import Holder, Snapshot
 from outlast.wire import WrongToken
 from snapshots import SIZE, fill, mark, ticket
 

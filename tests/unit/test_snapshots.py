@@ -8,26 +8,11 @@ from msgspec.structs import replace
 
 from outlast.core.events import Joined, Lost, Reported, Send, Tick
 from outlast.core.job import Job
-from outlast.core.node import Cleared, Connected, Holds, KeepsUp, Node, Received, SetStride, StartWorkers, Tell
+from outlast.core.node import Node
+from outlast.core.node_events import Cleared, Connected, Holds, KeepsUp, Received, SetStride, StartWorkers, Tell
 from outlast.core.snapshots import Snapshots, partners
-from outlast.messages import (
-    Ack,
-    Assignment,
-    Charter,
-    Held,
-    Holder,
-    Join,
-    Keeping,
-    Report,
-    Rules,
-    Snapshot,
-    Standing,
-    Start,
-    State,
-    Stride,
-    Term,
-    Welcome,
-)
+from outlast.messages import Ack, Assignment, Charter, Join, Report, Rules, Standing, Start, State, Term, Welcome
+from outlast.messages.snapshots import Held, Holder, Keeping, Snapshot, Stride
 
 RULES = Rules(job="j", entrypoint="t.py", min_nodes=2, max_nodes=3, last_call=600.0)
 HERE = {name: (f"10.0.0.{number}", 4000 + number) for number, name in enumerate("abc", 1)}

@@ -18,7 +18,8 @@ from outlast.cli.replay import Replay
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.events import Command, Cordon, Event, Kind, Note, Straggled
 from outlast.core.job import Phase
-from outlast.core.node import Cleared, Connected, Node, Paced, Received, Show
+from outlast.core.node import Node
+from outlast.core.node_events import Cleared, Connected, Paced, Received, Show
 from outlast.core.pace import Strides
 from outlast.core.stragglers import Straggler
 from outlast.journal import Began, Journal, read

@@ -107,13 +107,13 @@ def disturbed(dice: random.Random) -> Work:
 
 
 @given(seed=st.integers(0, 10**6), ranks=st.sampled_from([2, 3, 4, 6]), shown=st.booleans())
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 def test_nobody_is_named_for_what_happens_in_any_training(seed: int, ranks: int, shown: bool) -> None:
     assert not told(Training(ranks, disturbed(random.Random(seed)), shown=shown, seed=seed), 1000)
 
 
 @given(seed=st.integers(0, 10**6), ranks=st.integers(2, 6), factor=st.floats(1.5, 4.0))
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 def test_in_a_disturbed_training_the_slow_one_is_named_and_no_other(seed: int, ranks: int, factor: float) -> None:
     who = seed % ranks
     found = told(

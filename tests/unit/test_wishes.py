@@ -10,20 +10,20 @@ import pytest
 from outlast.core.calibration import Calibration
 from outlast.core.events import Command, Joined, Lost, Note, Reported, Send
 from outlast.core.job import Job, Phase
-from outlast.core.node import (
+from outlast.core.node import Node
+from outlast.core.node_events import (
     Agree,
     Connected,
     Exited,
     Leave,
     Measured,
-    Node,
     Received,
     StopWorkers,
     TakeMeasures,
     Tell,
     Wished,
 )
-from outlast.core.node import Command as NodeCommand
+from outlast.core.node_events import Command as NodeCommand
 from outlast.messages import (
     Ack,
     Agreed,
@@ -76,8 +76,8 @@ class Rehearsal:
         return self.job.handle(Joined(msgspec.structs.replace(join, **changes)), 0.0)
 
     def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
-        known = self.reports[node]
-        report = msgspec.structs.replace(known, seq=known.seq + 1, acked=known.seq, known=self.job._known, **changes)
+        last, charter = self.reports[node], self.job._authority.known
+        report = msgspec.structs.replace(last, seq=last.seq + 1, acked=last.seq, known=charter, **changes)
         self.reports[node] = report
         return self.job.handle(Reported(node, report), now)
 

@@ -5,52 +5,47 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 
 import msgspec
 
 from outlast import rulebook
-from outlast.agent import gpus, supervisor
+from outlast.agent import supervisor
 from outlast.agent.checker import Checker
 from outlast.agent.desk import Desk
-from outlast.agent.environment import worker_command, worker_environment, zygote_environment
+from outlast.agent.environment import worker_command, worker_environment
 from outlast.agent.extension import Extension
 from outlast.agent.guard import Guard
 from outlast.agent.hangs import Hangs
+from outlast.agent.inquest import Inquest
 from outlast.agent.judge import Judge
 from outlast.agent.keeper import Keeper, Line, listen
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.pace import Pacing
 from outlast.agent.place import Place
-from outlast.agent.ports import StorePort
+from outlast.agent.ports import StorePorts
 from outlast.agent.seat import Seat
-from outlast.agent.summary import read_failure
+from outlast.agent.warming import warm
 from outlast.agent.watch import HELD_UP, Hang, Limits, Watch
-from outlast.agent.witness import Witness, timed
 from outlast.agent.workers import Streams, WorkerGroup
-from outlast.agent.zygote import Zygote
 from outlast.agent.zygote_process import startup
 from outlast.board import Action, Request
 from outlast.clock import now
 from outlast.commission import Tls
 from outlast.config import Settings, termination_signal
-from outlast.core.node import (
+from outlast.core.node import Node
+from outlast.core.node_events import (
     Agree,
     Blame,
     Cleared,
     Command,
     Connected,
-    Decided,
     Disconnected,
     Event,
     Examine,
@@ -66,7 +61,6 @@ from outlast.core.node import (
     Lease,
     Leave,
     Measured,
-    Node,
     NotHosted,
     Observe,
     Paced,
@@ -81,36 +75,29 @@ from outlast.core.node import (
     Tick,
     Wished,
 )
-from outlast.diagnosis.evidence import Evidence
-from outlast.failover import FailureInfo
 from outlast.launch import Launch
 from outlast.messages import (
     Assignment,
     Failure,
     FromCoordinator,
     Join,
-    Keeping,
     Leaving,
     Over,
     Pace,
     Standing,
     State,
     Term,
-    Told,
     Wanted,
     Welcome,
     Wish,
 )
+from outlast.messages.shards import Told
+from outlast.messages.snapshots import Keeping
 from outlast.platforms.infrastructure import infra_rank
 
 log = logging.getLogger("agent")
 
 NOT_STARTED = 126  # the exit code a shell gives to a command that it cannot execute
-TEXT_OF_LATER_FAILURES = 2048  # characters; the first one keeps all of its text
-MOST_PATIENCE = 1.0  # seconds with a zygote that does not answer; the lease has to be renewed meanwhile
-TORCH_USERS = re.compile(
-    r"^(import|from) (torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|megatron)\b", re.MULTILINE
-)
 ONE_SIGNAL = 0.5  # seconds in which the same one, through a supervisor, is the same
 INTERRUPTS = (signal.SIGINT, signal.SIGQUIT)  # what a person types: the job ends. Others drain this node.
 
@@ -135,9 +122,8 @@ class Agent:
         # A spare may wait in silence for days, a node that has finished for the others; one alone has no such news.
         self._level = logging.INFO if launch.max_nodes > 1 else logging.DEBUG
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
-        self._port = StorePort(settings.store_ports)
-        self._port_in_use: StorePort | None = None
-        self._node = Node(self._id, store_port=self._port.port)
+        self._ports = StorePorts(settings.store_ports)
+        self._node = Node(self._id, store_port=self._ports.promised)
         self.seat = Seat(launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted)
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
@@ -149,7 +135,7 @@ class Agent:
             keeps_up=lambda stride: self._feed(KeepsUp(stride)),
         )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
-        self._zygote = self._warm()
+        self._zygote = warm(launch, settings)
         self._checker = Checker(
             launch, settings, zygote=lambda: self._zygote, found=lambda findings: self._feed(Examined(findings))
         )
@@ -159,10 +145,9 @@ class Agent:
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hangs: Hangs | None = None
         self._pacing: Pacing | None = None
-        self._error_files: list[str] = []
-        self._witness = Witness()
-        self._judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
+        judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
         self._extension = extension
+        self._inquest = Inquest(self._name, launch.job, judge, extension, feed=self._feed, run=self._run)
         self._assignment: Assignment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
@@ -201,26 +186,6 @@ class Agent:
             log.error("%s; another node may host it", why)
             self._feed(NotHosted())
 
-    def _warm(self) -> Zygote | None:
-        """A zygote, for workers that are Python scripts under the interpreter that we run in ourselves."""
-        launch, settings = self._launch, self._settings
-        plain = launch.command[:2] == (sys.executable, "-u") and launch.numa_binding is None
-        if not settings.warm_start or not plain:
-            return None
-        if settings.warm_cuda and launch.virtual_local_rank:
-            log.warning("no spare workers (--warm-cuda) with --virtual-local-rank: each has to see another GPU first")
-        preload = [name.strip() for name in settings.warm_preload.split(",") if name.strip()]
-        zygote = Zygote(
-            worker_command(launch, 0),
-            zygote_environment(launch, os.environ),
-            preload=preload,
-            patience=min(MOST_PATIENCE, settings.node_timeout / 4),
-            spares=launch.nproc if settings.warm_cuda and not launch.virtual_local_rank else 0,
-        )
-        if preload or _uses_torch(Path(launch.entrypoint)):
-            zygote.wake()
-        return zygote
-
     async def run(self) -> Over:
         """Take part in the job until it is over, or this node has left it. Raises `Unreachable`."""
         for name in self._launch.signals:
@@ -255,14 +220,12 @@ class Agent:
         self._guard.close()
         if self._zygote is not None:
             self._zygote.close()
-        self._witness.close()
+        self._inquest.close()
         await self._keeper.close(self._hurry)
         await self._link.close()
         linking.cancel()
         await asyncio.wait({linking})
-        for port in (self._port, self._port_in_use):
-            if port is not None:
-                port.release()
+        self._ports.close()
 
     def _reap_orphans(self) -> None:
         if self._group is not None:
@@ -432,7 +395,7 @@ class Agent:
         self._assignment = assignment
         if assignment.fresh and self._zygote is not None:
             self._zygote.close()
-            self._zygote = self._warm()
+            self._zygote = warm(launch, self._settings)
         self._checker.drop()
         if assignment.group_rank == 0:
             self._take_port()
@@ -457,9 +420,8 @@ class Agent:
             ]
             self._desk.begin(assignment.generation, assignment.first_rank, launch.nproc)
             streams = self._logs.open(assignment, environments)
-            self._error_files = [s.error_file for s in streams]
             self._group = self._workers(assignment.generation, environments, streams)
-            self._witness.begin(streams)
+            self._inquest.begin(assignment, watch, streams)
             self._guard.watch(self._group.pids)
             self._hangs = self._attending(assignment, self._group, watch)
             self._pacing = self._paces(assignment, watch)
@@ -474,7 +436,7 @@ class Agent:
         last = assignment.first_rank + launch.nproc - 1
         shown = f"rank {last}" if launch.nproc == 1 else f"ranks {assignment.first_rank} to {last}"
         log.info("generation %d: started %s of %d", assignment.generation, shown, assignment.world_size)
-        self._loop.call_soon(self._judge.prepare)
+        self._loop.call_soon(self._inquest.prepare)
 
     def _workers(self, generation: int, environments: list[dict[str, str]], streams: list[Streams]) -> WorkerGroup:
         """The workers of a generation: forked from the zygote if it is ready, else as new processes."""
@@ -493,8 +455,8 @@ class Agent:
         )
 
     def _not_started(self, assignment: Assignment, why: str) -> None:
-        self._witness.begin(())
-        failure = self._failure(assignment, local_rank=0, pid=0, exit_code=NOT_STARTED, error_file="")
+        self._inquest.begin(assignment)
+        failure = self._inquest.failure(local_rank=0, pid=0, exit_code=NOT_STARTED, written=False)
         self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=why))))
         self._feed(Cleared(assignment.generation))
 
@@ -507,57 +469,14 @@ class Agent:
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
         if exit_code != 0 and not hung and not self._node.told_to_stop:
-            error_file = self._error_files[local_rank]
-            failure = self._judged(self._failure(self._assignment, local_rank, pid, exit_code, error_file))
+            failure = self._judged(self._inquest.failure(local_rank, pid, exit_code))
         self._feed(Exited(generation, failure))
         if self._group is not None and not self._group.alive:
             self._stop(generation, 0)  # the children that workers may have left behind
 
-    def _failure(self, assignment: Assignment, local_rank: int, pid: int, exit_code: int, error_file: str) -> Failure:
-        failure = read_failure(
-            error_file,
-            node=self._name,
-            host=socket.gethostname(),
-            rank=assignment.first_rank + local_rank,
-            local_rank=local_rank,
-            pid=pid,
-            exit_code=exit_code,
-            at=time.time(),
-        )
-        words = self._watch.last_words(local_rank) if self._watch is not None else None
-        return timed(failure, words, now())
-
     def _judged(self, failure: Failure) -> Failure:
-        """With its cause and what was seen of it; briefly, if it is not the first one here."""
-        watch, first = self._watch, not self._node.failed
         self._logs.drain()
-        words = watch.last_words(failure.local_rank) if watch is not None else None
-        reading = watch.reading(failure.local_rank) if watch is not None else None
-        evidence = self._witness.evidence(failure, words, reading)
-        if not first:
-            failure = msgspec.structs.replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
-        log_file = self._witness.log_of(failure.local_rank)
-        restarts = self._assignment.restart_count if self._assignment is not None else 0
-        judged = partial(self._judge.judged, failure, log=log_file, first=first, restarts=restarts)
-        failure = judged(evidence)
-        if not first or (self._extension is None and not gpus.concerned(evidence)):
-            return failure
-        self._run(self._consider(failure, evidence, judged))
-        return msgspec.structs.replace(failure, pending=True)
-
-    async def _consider(self, failure: Failure, evidence: Evidence, judged: Callable[[Evidence], Failure]) -> None:
-        """While the workers are being ended: look at the GPUs, and let the user's extension decide."""
-        assert self._assignment is not None
-        generation, restarts = self._assignment.generation, self._assignment.restart_count
-        if gpus.concerned(evidence):
-            failure = judged(msgspec.structs.replace(evidence, gpus=await gpus.states()))
-        if self._extension is not None:
-            info = FailureInfo.of(failure, job=self._launch.job, generation=generation, restarts=restarts)
-            strategy = await self._extension.ask(info)
-            if strategy is not None:
-                decided = f"decided by {self._extension.reference}"
-                failure = msgspec.structs.replace(failure, strategy=strategy, decided=decided)
-        self._feed(Decided(generation, failure))
+        return self._inquest.judged(failure, first=not self._node.failed)
 
     def _stop(self, generation: int, grace: float) -> None:
         group = self._group
@@ -579,7 +498,7 @@ class Agent:
             self._guard.watch(())
             self._unwatch()
             self._logs.finish()
-            self._release_port()
+            self._ports.release()
             self._feed(Holds(self._keeper.held()))
             self._feed(Cleared(generation))
             if self._node.state is State.FINISHED:
@@ -623,6 +542,7 @@ class Agent:
         if self._hangs is not None:
             self._hangs.close()
             self._hangs = None
+        self._inquest.end()
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -654,9 +574,6 @@ class Agent:
             self._hangs.late(found)
 
     def _attending(self, assignment: Assignment, group: WorkerGroup, watch: Watch) -> Hangs:
-        def failure(local_rank: int, pid: int, exit_code: int) -> Failure:
-            return self._failure(assignment, local_rank, pid, exit_code, error_file="")
-
         return Hangs(
             self._name,
             assignment,
@@ -666,26 +583,11 @@ class Agent:
             connected=lambda: self._node.connected,
             feed=self._feed,
             run=self._run,
-            failure=failure,
+            failure=partial(self._inquest.failure, written=False),
             judged=self._judged,
         )
 
     def _take_port(self) -> None:
         """Rank 0 takes the port that was promised; the next generation gets another."""
-        self._release_port()
-        self._port_in_use, self._port = self._port, StorePort(self._settings.store_ports)
-        self._node.store_port = self._port.port
-
-    def _release_port(self) -> None:
-        if self._port_in_use is not None:
-            self._port_in_use.release()
-            self._port_in_use = None
-
-
-def _uses_torch(script: Path) -> bool:
-    """Whether a script says at its beginning that it needs torch: then a spare, too, can be warm beforehand."""
-    try:
-        text = script.read_text(errors="replace")
-    except OSError:
-        return False  # a module, or a program: the first worker will tell
-    return TORCH_USERS.search(text) is not None
+        self._ports.take()
+        self._node.store_port = self._ports.promised

@@ -29,7 +29,8 @@ from outlast.checks.plan import LIMITS, MARK, NETWORK, START, VARIABLE, Plan, Wo
 from outlast.clock import now
 from outlast.config import Settings
 from outlast.launch import Launch
-from outlast.messages import LONGEST_REASON, Findings, Probe
+from outlast.messages.checks import Findings, Probe
+from outlast.messages.fields import LONGEST_REASON
 
 log = logging.getLogger("agent")
 

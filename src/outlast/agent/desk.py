@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from outlast.core.hand import Memo
-from outlast.messages import Finding, Gone, Hands, Inquiry, Query, Told, Unfit
+from outlast.messages.shards import Finding, Gone, Hands, Inquiry, Query, Told, Unfit
 
 log = logging.getLogger("agent")
 

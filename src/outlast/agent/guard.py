@@ -99,14 +99,6 @@ class Guard:
             self._places[place] = identity(pids[place]) if place < len(pids) else NOBODY
         self._ring()
 
-    def enrol(self, place: int, pid: int) -> None:
-        """Have this one killed, too. May be called by the process itself, between fork and exec.
-
-        So there is no moment in which a worker runs that the guard does not know of.
-        """
-        self._places[place] = identity(pid)
-        self._ring()
-
     def close(self) -> None:
         """End the guard for good."""
         self._end()

@@ -20,11 +20,12 @@ from msgspec.structs import replace
 from outlast.agent.stacks import collect
 from outlast.agent.watch import Hang, Watch
 from outlast.agent.workers import WorkerGroup
-from outlast.core.node import Event, Exited, Late, Observed
+from outlast.core.node_events import Event, Exited, Late, Observed
 from outlast.diagnosis.culprit import name
 from outlast.diagnosis.observation import Observation, told
 from outlast.diagnosis.stack import Stack
-from outlast.messages import LONGEST_REASON, Assignment, Failure, Named
+from outlast.messages import Assignment, Failure, Named
+from outlast.messages.fields import LONGEST_REASON
 
 log = logging.getLogger("agent")
 

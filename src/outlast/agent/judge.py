@@ -13,7 +13,8 @@ from outlast.diagnosis import cause as causes
 from outlast.diagnosis.catalogue import Catalogue
 from outlast.diagnosis.cause import diagnose
 from outlast.diagnosis.evidence import Evidence
-from outlast.messages import LONGEST_REASON, Cause, FailoverStrategy, Failure
+from outlast.messages import Cause, FailoverStrategy, Failure
+from outlast.messages.fields import LONGEST_REASON
 from outlast.signatures import catalogue
 
 TOLD = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})

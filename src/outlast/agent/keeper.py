@@ -31,7 +31,7 @@ from outlast.checkpoint.arena import make_private
 from outlast.checkpoint.channel import key_of
 from outlast.checkpoint.shards import Agreed
 from outlast.commission import Tls
-from outlast.messages import Held, Keeping, Snapshot
+from outlast.messages.snapshots import Held, Keeping, Snapshot
 
 log = logging.getLogger("agent")
 

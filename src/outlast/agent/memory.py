@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outlast.checkpoint import arena
 from outlast.checkpoint.arena import Mark, Ticket
-from outlast.messages import Held
+from outlast.messages.snapshots import Held
 
 MOST_HELD = 16  # snapshots that a node tells of, the newest; there are never so many but by somebody's mistake
 HIGHEST = 2**53

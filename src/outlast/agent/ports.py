@@ -40,6 +40,34 @@ class StorePort:
             self._claim.close()
 
 
+class StorePorts:
+    """The port that a node has promised for the next store, and the one that it has in use."""
+
+    def __init__(self, store_ports: str = "") -> None:
+        self._store_ports = store_ports
+        self._next = StorePort(store_ports)
+        self._used: StorePort | None = None
+
+    @property
+    def promised(self) -> int:
+        return self._next.port
+
+    def take(self) -> None:
+        """Use the one that was promised, and promise another."""
+        self.release()
+        self._used, self._next = self._next, StorePort(self._store_ports)
+
+    def release(self) -> None:
+        """Let go of the one in use, if any."""
+        if self._used is not None:
+            self._used.release()
+            self._used = None
+
+    def close(self) -> None:
+        self.release()
+        self._next.release()
+
+
 def _port_range(text: str) -> range:
     first, dash, last = text.partition("-")
     if first.strip().isdecimal() and (last if dash else first).strip().isdecimal():

@@ -19,7 +19,8 @@ from outlast.agent.kernel import KernelLog, oom_kills
 from outlast.agent.workers import Streams
 from outlast.board import LastWords, Reading
 from outlast.diagnosis.evidence import Evidence
-from outlast.messages import LONGEST_REASON, Account, Failure
+from outlast.messages import Account, Failure
+from outlast.messages.fields import LONGEST_REASON
 
 TAIL_BYTES = 64 * 1024
 TAIL_LINES = 200  # of each of its files

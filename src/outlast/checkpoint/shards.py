@@ -30,7 +30,7 @@ from outlast.checkpoint.channel import (
     length_of,
 )
 from outlast.checkpoint.format import CHUNK, Damaged
-from outlast.messages import Snapshot
+from outlast.messages.snapshots import Snapshot
 from outlast.wire import WireError
 
 log = logging.getLogger("outlast")

@@ -31,9 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", help="HOST:PORT of one of the nodes.")
     parser.add_argument("--rdzv-id", "--rdzv_id", default="check", help="Name of this check.")
     add_settings(parser)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        parser.unknown(unknown[0])
+    args = parser.parse(argv)
     try:
         loaded = load(given_settings(args), os.environ, args.ft_cfg_path)
         check_checks(loaded)

@@ -17,9 +17,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="outlast config", description="Prints the settings and where each came from.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     add_settings(parser)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        parser.unknown(unknown[0])
+    args = parser.parse(argv)
     try:
         loaded = load(given_settings(args), os.environ, args.ft_cfg_path)
     except ValueError as error:

@@ -24,9 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("logdir", help="The directory that was given as --log-dir, or one in it.")
     parser.add_argument("--json", action="store_true", help="The verdict as JSON.")
     parser.add_argument("--signatures", default="", help="YAML file with signatures of your own.")
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        parser.unknown(unknown[0])
+    args = parser.parse(argv)
     try:
         known = catalogue(args.signatures)
         logs = read(Path(args.logdir))

@@ -29,6 +29,13 @@ class Parser(argparse.ArgumentParser):
         hint = nearest(name.replace("_", "-"), dashed, otherwise=f"; see {self.prog} --help")
         self.error(f"unknown flag {name}{hint}")
 
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parses the flags of a command that runs no script."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            self.unknown(unknown[0])
+        return args
+
     def read(self, argv: Sequence[str], namespace: argparse.Namespace) -> argparse.Namespace:
         """Parses flags, the script, and what follows it untouched.
 

@@ -22,9 +22,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("journal", help="The file (see --ft-journal of outlast run).")
     parser.add_argument("--differences", action="store_true", help="Show only what is decided differently now.")
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        parser.unknown(unknown[0])
+    args = parser.parse(argv)
     try:
         data = Path(args.journal).read_bytes()
     except OSError as error:

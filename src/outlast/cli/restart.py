@@ -27,9 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--job", default="", help="Its name (--rdzv-id), if its coordinator is on this machine.")
     parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", help="HOST:PORT of its coordinator.")
     add_settings(parser)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        parser.unknown(unknown[0])
+    args = parser.parse(argv)
     try:
         settings = load(given_settings(args), os.environ, args.ft_cfg_path).settings
         endpoint, token = _find(args.job, args.rdzv_endpoint, settings)

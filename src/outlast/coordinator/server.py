@@ -42,21 +42,9 @@ from outlast.core.job import FIRST, Job
 from outlast.core.liveness import ORPHANS, Liveness
 from outlast.core.stragglers import Stragglers
 from outlast.journal import Began, Journal
-from outlast.messages import (
-    Ask,
-    Findings,
-    FromAgent,
-    FromCoordinator,
-    Join,
-    Over,
-    Paces,
-    Query,
-    Report,
-    Rules,
-    Seen,
-    Standing,
-    Term,
-)
+from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Paces, Report, Rules, Seen, Standing, Term
+from outlast.messages.checks import Findings
+from outlast.messages.shards import Query
 from outlast.platforms.plugins import Alarm, Faulty, Plugins
 from outlast.wire import Wire, WireError
 

@@ -20,6 +20,8 @@ HEAD = 1  # more, of the one whose half goes on when a network splits into halve
 PROMISE_SHARE = 0.9  # of the node time-out: for so long after an `Ack` a node joins no other coordinator
 SUPPORT_SHARE = 0.85  # and for so long it is counted, by a clock that may be slower
 
+ELECTORS = 12_000  # members that are named to each successor: as many as fit into a message
+
 NEVER = 0.0
 
 
@@ -143,6 +145,31 @@ class Authority:
         """Whether the newest electorate alone decides."""
         return len(self.electorates) < 2
 
+    @property
+    def known(self) -> tuple[int, int, int]:
+        """What a node says of its charter (`Charter.known`) that has the newest one."""
+        newest = self.newest
+        return (*newest.age, len(self.electorates)) if newest is not None else (0, 0, 0)
+
+    def is_news(self, charter: Charter) -> bool:
+        """Whether a node knows of a newer generation than this coordinator."""
+        return bool(charter.ballots) and (self.newest is None or charter.ballots[0].age > self.newest.age)
+
+    def next_generation(self, term: int) -> int:
+        """The number of the one that is formed next, in this term.
+
+        Coordinators of other terms may each have numbered a generation after the same one, and none knows of it.
+        """
+        newest = self.newest
+        return newest.generation + 1 + term - newest.formed if newest is not None else term
+
+    def electors(self, successors: int) -> tuple[str, ...]:
+        """Whom a successor must know, beyond the other successors: those that nobody could tell of their votes."""
+        newest = self.newest
+        if newest is None or newest.size <= successors or newest.size > ELECTORS:
+            return ()
+        return tuple(newest.votes)
+
     def could_act(self, now: float) -> bool:
         """Whether those who are here would be enough, if they promised."""
         self._break_tie(now)
@@ -260,6 +287,14 @@ class Authority:
         if not self._enough(older, sum(older.votes.get(node, 0) for node in self._knows)):
             return
         if self._answer(lambda now: self._backed_until(newest) > now, now):
+            self.forget_older()
+
+    def compare(self, charter: Charter) -> None:
+        """A node may know from another coordinator that the electorate before is history."""
+        newest = self.newest
+        if self.settled or newest is None or len(charter.ballots) != 1:
+            return
+        if (charter.ballots[0].generation, charter.ballots[0].formed) == (newest.generation, newest.formed):
             self.forget_older()
 
     def forget_older(self) -> None:

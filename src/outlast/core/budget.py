@@ -1,8 +1,8 @@
-"""How often a job is tried again: budgets that only progress refills, and nodes that are left out for a while.
+"""How often a job is tried again: budgets that only progress refills.
 
 `--max-restarts` counts as torchrun counts. Beyond it: the same failure again and again without a step of progress is
-a crash loop; one that no retry can cure gets one retry; and a node on which it fails again and again is left out,
-if the others are enough, and let back later, on probation.
+a crash loop; one that no retry can cure gets one retry; and a node on which it fails again and again is to blame for
+it (core/evictions.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from outlast.messages import LONGEST_REASON, Ban, Failure, Ledger, Rules, Tried
+from outlast.core.failures import by_whom, diagnosed, what
+from outlast.core.phrases import count
+from outlast.messages import FailoverStrategy, Failure, Rules, Tried
+from outlast.messages.fields import LONGEST_REASON
 
 CURELESS_TRIES = 2  # of what a retry cannot help
 NODE_TRIES = 3  # in a row on one node, until it is the node's fault
 LONG = 600.0  # seconds: whoever ran that long has got on, with or without steps that we know of
 KEPT = 100  # of what was tried: the first ones and the last ones
 TOLD, SHORT = 32, 200  # of them, the last ones, that successors are told; characters of each of their texts
-HOUR = 3600.0
 _NUMBERS = re.compile(r"(?:0x)?[0-9a-f]*\d[0-9a-f]*", re.IGNORECASE)
 
 
@@ -27,36 +29,39 @@ class Budget:
     """The history of one job's failures.
 
     >>> budget = Budget(Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=1, failover=True, crash_loop=5))
-    >>> budget.spent([Failure("a", "h", 0, 0, 1, 1, 0.0, "")])
-    ''
+    >>> budget.spent([Failure("a", "h", 0, 0, 1, 1, 0.0, "")], restarts=0)
+    'rank 0 on node a failed (exit code 1), and no restart is allowed (--max-restarts=0)'
     """
 
-    def __init__(self, rules: Rules, ledger: Ledger | None = None) -> None:
+    def __init__(self, rules: Rules, tried: Sequence[Tried] = ()) -> None:
         self._rules = rules
-        self.tried = list(ledger.tried) if ledger is not None else []
-        self.bans = dict(ledger.bans) if ledger is not None else {}
+        self.tried = list(tried)
 
-    def ledger(self) -> Ledger:
-        return Ledger(tuple(self.tried), dict(self.bans))
-
-    def tell(self, now: float) -> Ledger:
-        """What a successor has to know, whose clock is another one: times count from now."""
-        last = (
+    def tell(self) -> tuple[Tried, ...]:
+        """What a successor has to know, in short."""
+        return tuple(
             replace(each, title=each.title[:SHORT], seen=each.seen[:SHORT], did=each.did[:SHORT])
             for each in self.tried[-TOLD:]
         )
-        return Ledger(tuple(last), _shifted(self.bans, -now))
 
-    def hear(self, told: Ledger, now: float) -> None:
+    def hear(self, told: Sequence[Tried]) -> None:
         """Take over what another coordinator has told: it is newer than what is known here."""
-        known = {each.generation for each in told.tried}
-        self.tried = [each for each in self.tried if each.generation not in known] + list(told.tried)
-        self.bans |= _shifted(told.bans, now)
+        known = {each.generation for each in told}
+        self.tried = [each for each in self.tried if each.generation not in known] + list(told)
 
-    def spent(self, failures: Sequence[Failure]) -> str:
-        """Why this failure, of which the root is first, is not worth another try; nothing, if it is."""
-        if not self._rules.failover:
-            return ""
+    def spent(self, failures: Sequence[Failure], restarts: int) -> str:
+        """Why the job ends with this failure, of which the root is first; nothing, if it is worth another try."""
+        root, allowed = failures[0], self._rules.max_restarts
+        if self._rules.failover and root.strategy is FailoverStrategy.ABORTION:
+            return f"{diagnosed(root)}; no restart, for it could not help{by_whom(root)}"
+        if restarts >= allowed:
+            tries = f"and {count(allowed, 'restart')} did not help" if allowed else "and no restart is allowed"
+            return f"{what(root)}, {tries} (--max-restarts={allowed})"
+        vain = self._vain(failures) if self._rules.failover else ""
+        return f"{what(root)}; {vain}" if vain else ""
+
+    def _vain(self, failures: Sequence[Failure]) -> str:
+        """Why more tries would not help, going by those before; nothing, if they may."""
         same = self._in_a_row(failures)
         cause = failures[0].cause
         if cause is not None and cause.outlook == "cannot help" and len(same) + 1 >= CURELESS_TRIES:
@@ -69,13 +74,15 @@ class Budget:
             )
         return ""
 
-    def blamed(self, failures: Sequence[Failure], place: str, now: float) -> str:
-        """Why the node of this failure should go, though its cause does not say so; nothing, if it should not."""
+    def blamed(self, failures: Sequence[Failure], probation: str | None) -> str:
+        """Why the node of this failure should go, though its cause does not say so; nothing, if it should not.
+
+        `probation`: why the node had been left out, if it is back on probation.
+        """
         if not self._rules.failover or _of_the_script(failures[0]):
             return ""
-        ban = self.bans.get(place)
-        if ban is not None and now < ban.until + (ban.until - ban.since):
-            return f"it failed again on probation, after {ban.reason}"
+        if probation is not None:
+            return f"it failed again on probation, after {probation}"
         rows = self.tried[-(NODE_TRIES - 1) :]
         here = [each for each in rows if each.node == failures[0].node and not each.progressed]
         if len(here) == NODE_TRIES - 1 and not self._progressed(failures):
@@ -104,28 +111,6 @@ class Budget:
         if len(self.tried) > KEPT:
             del self.tried[KEPT // 2]
 
-    # -- nodes
-
-    def is_out(self, place: str, now: float) -> bool:
-        ban = self.bans.get(place)
-        return ban is not None and now < ban.until
-
-    def may_evict(self, now: float) -> bool:
-        """Whether another node may be left out within this hour."""
-        return sum(now - ban.since < HOUR for ban in self.bans.values()) < self._rules.eviction_limit
-
-    def exclude(self, place: str, reason: str, now: float) -> float:
-        """Leave a place out: each time for twice as long. Returns for how long."""
-        before = self.bans.get(place)
-        times = before.times + 1 if before is not None else 1
-        seconds = self._rules.exclude_for * float(2 ** min(times - 1, 10))
-        self.bans[place] = Ban(now, now + seconds, times, reason)
-        return seconds
-
-    def due(self, now: float) -> float | None:
-        """When the next one that is left out may come back."""
-        return min((ban.until for ban in self.bans.values() if ban.until > now), default=None)
-
     def _in_a_row(self, failures: Sequence[Failure]) -> list[Tried]:
         """The same failure, right before this one, without progress in between."""
         if self._progressed(failures):
@@ -144,22 +129,6 @@ class Budget:
         step = _step(failures)
         best = max((each.step for each in self.tried if each.step is not None), default=0)
         return (step is not None and step > best) or (failures[0].account.ran or 0.0) >= LONG
-
-
-def root_first(failures: Sequence[Failure]) -> list[Failure]:
-    """The earliest that is nobody's consequence, then the others as they came. Their clocks have been aligned."""
-    if len(failures) < 2:
-        return list(failures)
-    by_time = sorted(failures, key=lambda failure: failure.clock)
-    if by_time[0].hung:
-        # Of ranks that hang, the first whose clock ran out is not the cause: the one that they wait for is.
-        by_time.sort(key=lambda failure: not failure.culprit)
-    root = min(by_time, key=lambda failure: failure.cause is not None and failure.cause.role == "cascade")
-    return [root, *(each for each in by_time if each is not root)]
-
-
-def _shifted(bans: dict[str, Ban], by: float) -> dict[str, Ban]:
-    return {place: replace(ban, since=ban.since + by, until=ban.until + by) for place, ban in bans.items()}
 
 
 def _of_the_script(failure: Failure) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outlast.core.checks import UNITS, Result, Row, Standing
+from outlast.core.phrases import count, listed
 
 ROWS = 64  # of nodes; more are counted
-NAMES = 8  # in the last line
 _ORDER = [Standing.FAULTY, Standing.LOST, Standing.ASIDE, Standing.SLOW, Standing.GOOD]
 
 
@@ -42,11 +42,9 @@ def summary(result: Result) -> str:
     for standing in _ORDER:
         names = sorted(row.node for row in result.rows.values() if row.standing is standing)
         if names:
-            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-            named = f" ({', '.join(names[:NAMES])}{more})" if standing is not Standing.GOOD else ""
+            named = f" ({listed(names)})" if standing is not Standing.GOOD else ""
             parts.append(f"{len(names)} {standing.value}{named}")
-    nodes, rounds = len(result.rows), result.rounds
-    return f"{nodes} node{'s' * (nodes != 1)} checked in {rounds} round{'s' * (rounds != 1)}: {', '.join(parts)}"
+    return f"{count(len(result.rows), 'node')} checked in {count(result.rounds, 'round')}: {', '.join(parts)}"
 
 
 def _remark(row: Row) -> str:

@@ -13,7 +13,8 @@ from enum import Enum
 import msgspec
 
 from outlast.core.pairing import MOST_ROUNDS, Group, Pairing, set_aside
-from outlast.messages import Findings
+from outlast.core.phrases import listed
+from outlast.messages.checks import Findings
 
 JUDGED = ("compute", "memory", "network", "disk")  # figures by which a node may be slow
 UNITS = {"compute": "GFLOP/s", "memory": "GB/s", "local": "GB/s", "network": "GB/s", "disk": "MB/s"}
@@ -21,6 +22,7 @@ TRIES = 3  # of one that seems slow
 FEWEST = 3  # nodes that have a median
 IMPORTS = 60.0  # seconds that a node may need on top, before it can begin: it watches the limit itself
 VICTIMS = 0.3  # seconds for the others of a group to say that they failed, too
+FEW = 4  # names, where several lists are in one line
 SKEW = 1.0  # seconds between clocks that are worth a word
 
 
@@ -301,8 +303,8 @@ def differences(facts: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
         if len(holders) < 2:
             continue
         usual = max(holders, key=lambda value: len(holders[value]))
-        others = [f"{value} on {_few(nodes)}" for value, nodes in holders.items() if value != usual]
-        most = "most nodes" if len(facts) > 2 else _few(holders[usual])
+        others = [f"{value} on {listed(nodes, FEW)}" for value, nodes in holders.items() if value != usual]
+        most = "most nodes" if len(facts) > 2 else listed(holders[usual], FEW)
         yield f"{name} is {usual} on {most}, but {', '.join(others[:4])}"
 
 
@@ -315,7 +317,3 @@ def median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -12,7 +12,7 @@ told and never heard did not happen. Pure.
 from __future__ import annotations
 
 from outlast.core.shards import Shards
-from outlast.messages import (
+from outlast.messages.shards import (
     Cut,
     Done,
     Due,
@@ -38,7 +38,7 @@ AHEAD = 1 << 15  # shards that may be begun while a slow rank has an older one: 
 class Dealer:
     """Answers questions once it may; until then, and while there is no answer, they wait.
 
-    >>> from outlast.messages import Deck
+    >>> from outlast.messages.shards import Deck
     >>> dealer, deck = Dealer(), Deck("train", length=10, size=5, epochs=1)
     >>> dealer.ask("node", Query(1, 1, 0, Open(deck, 1, Progress())))
     >>> dealer.ask("node", Query(1, 2, 0, Take("train", 1, saves=0)))

@@ -9,7 +9,9 @@ import msgspec
 from outlast.core.authority import Memory
 from outlast.core.stragglers import Straggler
 from outlast.diagnosis.culprit import Verdict
-from outlast.messages import Answer, Ask, Findings, FromCoordinator, Join, Query, Report, Seen
+from outlast.messages import Answer, Ask, FromCoordinator, Join, Report, Seen
+from outlast.messages.checks import Findings
+from outlast.messages.shards import Query
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):

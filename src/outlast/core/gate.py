@@ -1,20 +1,34 @@
 """Who may take part: with `--network-check`, only nodes that have passed a check, and those that run already.
 
 One check at a time, of all that are new or have come into doubt; nobody else is disturbed. Those that have passed, and
-have nothing else to do, help. What a check comes to is carried out by the job: this only keeps the list.
+have nothing else to do, help. Whoever is faulty is left out for a while. So is one that is slow, if that was asked for,
+and one that does not work with another is set aside: as long as there are enough without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import msgspec
+
 from outlast.core.check_table import table
 from outlast.core.checks import Examination, Result, Standing
+from outlast.core.evictions import Evictions
 from outlast.core.member import Member
 from outlast.core.pairing import Group
-from outlast.messages import Findings, Probe, Rules
+from outlast.messages import Rules
+from outlast.messages.checks import Findings, Probe
 
 Probes = Iterator[tuple[str, Probe]]
+
+
+class Sentence(msgspec.Struct, frozen=True):
+    """What becomes of a node after a check that it did not pass."""
+
+    node: str
+    why: str
+    seconds: float | None = None  # that it is left out
+    stays: str = ""  # why nothing is done about it
 
 
 class Gate:
@@ -40,6 +54,12 @@ class Gate:
     def busy(self) -> bool:
         """Whether a check is under way."""
         return self._check is not None
+
+    def admitted(self, ready: Mapping[str, Member], roster: Collection[str]) -> Mapping[str, Member]:
+        """Those of the ready nodes that may be let in, as far as checks say."""
+        if not self._rules.network_check:
+            return ready
+        return {name: node for name, node in ready.items() if self.admits(name, roster)}
 
     def admits(self, name: str, roster: Collection[str]) -> bool:
         """Whether this node may be let in, as far as checks say."""
@@ -121,14 +141,38 @@ class Gate:
             self._figures[name] = result.rows[name].figures
         return result
 
+    def judge(
+        self, result: Result, members: Mapping[str, Member], ready: Collection[str], evictions: Evictions, now: float
+    ) -> Iterator[Sentence]:
+        """What to do about those that are still here and did not pass. `ready`: for the next generation."""
+        here = {name: row for name, row in result.rows.items() if members[name].connected}
+        others = set(ready)
+        for name, row in here.items():
+            if row.standing is Standing.FAULTY:
+                self.doubt(name)
+                others.discard(name)
+                yield Sentence(name, row.why, evictions.leave_out(members[name].place, row.why, now))
+        for name, row in here.items():
+            slow = row.standing is Standing.SLOW and self._rules.exclude_straggler
+            if not slow and row.standing is not Standing.ASIDE:
+                continue
+            left, known = len(others) - (name in others), members[name].name
+            stays = evictions.stays(known, left, now) if slow else evictions.needed(known, left)
+            if stays:
+                self.pass_(name)
+                yield Sentence(name, row.why, stays=stays)
+                continue
+            others.discard(name)
+            if slow:
+                yield Sentence(name, row.why, evictions.leave_out(members[name].place, row.why, now))
+            else:
+                self._aside[name] = row.instead
+                yield Sentence(name, row.why)
+
     def pass_(self, name: str) -> None:
         """Let this one in."""
         self._passed.add(name)
         self._doubted.discard(name)
-
-    def set_aside(self, name: str, other: str) -> None:
-        """Do not use this one for now."""
-        self._aside[name] = other
 
     def _lift(self, nodes: list[str]) -> list[str]:
         for node in nodes:

@@ -6,7 +6,7 @@ and their agents pass every word of it on. Pure.
 
 from __future__ import annotations
 
-from outlast.messages import (
+from outlast.messages.shards import (
     Cut,
     Done,
     Finding,
@@ -30,7 +30,7 @@ MANY = 1024  # shards that are done and remembered, before it is worth to look w
 class Memo:
     """One node's part, over its generations.
 
-    >>> from outlast.messages import Take
+    >>> from outlast.messages.shards import Take
     >>> memo = Memo()
     >>> memo.begin(generation=1, first=0, ranks=1)
     >>> query = memo.ask(0, Take("train", 1, saves=0))

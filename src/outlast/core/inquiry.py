@@ -14,7 +14,8 @@ import msgspec
 
 from outlast.diagnosis.culprit import Verdict, name
 from outlast.diagnosis.observation import Observation
-from outlast.messages import Look, Overdue, Seen
+from outlast.messages import MOST_CULPRITS, Look, Named, Overdue, Seen
+from outlast.messages.fields import LONGEST_REASON
 
 # An agent gives up after a second, and itself has 0.7 s to look: a node that cannot be asked costs no more than that.
 PATIENCE = 0.85
@@ -24,9 +25,8 @@ QUIET = 30.0  # seconds from one inquiry to the next, unless somebody is about t
 class Finding(msgspec.Struct, frozen=True):
     """What an inquiry has come to."""
 
-    number: int
     verdict: Verdict
-    ending: bool  # ranks are about to be ended for it
+    named: Named | None  # for all members, if ranks are about to be ended for it
 
 
 class Inquiry:
@@ -101,4 +101,8 @@ class Inquiry:
             return None  # nobody is late any more: a comparison of those who work would blame one of them
         verdict = name([*self._seen, *self._silent.values()])
         said, self._said = self._said, (verdict.culprits, verdict.kind, verdict.where)
-        return Finding(self._number, verdict, ending) if ending or self._said != said else None
+        if ending:
+            culprits = verdict.culprits[:MOST_CULPRITS] if verdict.certain else ()
+            named = Named(self._generation, self._number, culprits, verdict.sentence[:LONGEST_REASON])
+            return Finding(verdict, named)
+        return Finding(verdict, None) if self._said != said else None

@@ -16,17 +16,18 @@ Work per event is constant but for the forming and stopping of a generation, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from msgspec.structs import replace
 
+from outlast.core.admission import refusal, unanswerable
+from outlast.core.attendance import Attendance
 from outlast.core.authority import Authority, Memory
-from outlast.core.budget import Budget, root_first
+from outlast.core.budget import Budget
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change, belongs_on_disk
 from outlast.core.check_table import summary
-from outlast.core.checks import Row
 from outlast.core.checks import Standing as Fitness
 from outlast.core.dealer import Dealer
 from outlast.core.events import (
@@ -48,19 +49,21 @@ from outlast.core.events import (
     Saw,
     Send,
     Straggled,
+    Tick,
 )
+from outlast.core.evictions import Evictions
+from outlast.core.failures import by_whom, diagnosed, merged, root_first, shortened, what
 from outlast.core.gate import Gate
+from outlast.core.gathering import Gathering, Powerless
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
-from outlast.core.member import Member
-from outlast.core.roster import assign, choose, rank, world_of
+from outlast.core.member import Member, is_news
+from outlast.core.phrases import count, listed
+from outlast.core.roster import assign, last_ranks, line_up, world_of
 from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
 from outlast.diagnosis.observation import Observation
 from outlast.messages import (
-    LONGEST_REASON,
-    MOST_CULPRITS,
-    PROTOCOL,
     Ack,
     Agreed,
     Answer,
@@ -73,31 +76,26 @@ from outlast.messages import (
     Halted,
     Join,
     Leaving,
-    Named,
+    Ledger,
     Over,
     Refuse,
     Report,
     Rules,
-    Seen,
     Standing,
     Start,
     State,
     Stop,
-    Stride,
     Successor,
     Term,
     Wanted,
     Welcome,
     Wish,
 )
+from outlast.messages.snapshots import Stride
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
-NAMES_SHOWN = 8  # of nodes, in one line
-SHORT = 2000  # characters of a failure that followed another
-FAILURES_KEPT = 16  # of one generation, the first ones
 FIRST = Term(1)
 SUCCESSORS = 8  # nodes that know that they may have to host the coordinator
-ELECTORS = 12_000  # members that are named to each of them: as many as fit into a message
 
 
 class Phase(str, Enum):
@@ -140,28 +138,18 @@ class Job:
         self._closed = 0  # the newest one whose end has been judged
         self._authority = Authority(rules, now)
         self._successors: tuple[Successor, ...] = ()
-        self._nodes: dict[str, Member] = {}
-        self._holders: dict[str, str] = {}  # of places: the newest node with each key
-        self._connected = 0
-        self._ready: dict[str, Member] = {}
+        self._nodes = Attendance()
         self._roster: dict[str, Assignment] = {}
-        self._absent: dict[str, str] = {}  # names of members that have not come to this coordinator yet, where known
-        self._places: dict[str, Assignment] = {}  # theirs, where known
-        self._bound = False  # those who gather have been asked for their promise
-        self._took_over = False  # this coordinator has begun to act in its term
+        self._gathering = Gathering()
         self._free: float | None = None  # until then workers may be alive that only another coordinator knows of
-        self._powerless: float | None = None  # since when this coordinator may not act
-        self._said_powerless = False
-        self._waiting: set[str] = set()  # nodes whose workers may be alive
-        self._ghosts: dict[str, float] = {}  # those of them that cannot be asked, and until when
+        self._powerless = Powerless(rules)
         self._unfinished: set[str] = set()  # members whose workers have not all exited with 0
         self._failures: list[Failure] = []  # of this generation
         self._departed: list[str] = []  # why this generation ends, other than by a worker's failure
         self._hearsay = False  # nobody here knows why this generation was stopped, if it was: the nodes do not
         self._excluded: dict[str, str] = {}  # places that are not used again, and why
         self._budget = Budget(rules)
-        self._left_out: set[str] = set()  # places, for a while
-        self._back: float | None = None  # when the next place that is left out for a while may come back
+        self._evictions = Evictions(rules)
         self._gate = Gate(rules)
         self._fresh = False  # the next generation uses nothing that is kept between restarts
         self._calibration = Calibration()
@@ -175,7 +163,7 @@ class Job:
         self._out: list[Command] = []
         if memory is not None:
             self._recall(memory, now)
-        if charter is not None and self._is_news(charter):
+        if charter is not None and self._authority.is_news(charter):
             self._regather(FIRST, charter, now)
             self.term = term
         if term.number > FIRST.number and self.phase is Phase.FORMING:
@@ -187,11 +175,12 @@ class Job:
         self._formed, self._closed, self._charged = memory.formed, memory.closed, memory.charged
         self._failures, self._departed = list(memory.failures), list(memory.departed)
         self._hearsay = memory.hearsay
-        self._budget = Budget(self.rules, memory.ledger)
-        self._let_back(now)
+        self._budget = Budget(self.rules, memory.ledger.tried)
+        self._evictions = Evictions(self.rules, memory.ledger.bans)
+        self._evictions.settle(now)
         self._authority = Authority(self.rules, now, memory.electorates)
         self._successors, self._excluded = memory.successors, dict(memory.excluded)
-        self._places, self._absent = dict(memory.roster), dict(memory.names)
+        self._gathering = Gathering(memory.roster, memory.names)
         if memory.electorates:
             self.generation = memory.electorates[0].generation
             self.phase = Phase.GATHERING
@@ -208,8 +197,8 @@ class Job:
             charged=self._charged,
             formed=self._formed,
             closed=self._closed,
-            roster={**self._places, **self._roster},
-            names={**self._absent, **{name: self._nodes[name].name for name in self._roster}},
+            roster={**self._gathering.places, **self._roster},
+            names={**self._gathering.names, **{name: self._nodes[name].name for name in self._roster}},
             electorates=tuple(self._authority.electorates),
             successors=self._successors,
             failures=tuple(self._failures),
@@ -217,7 +206,7 @@ class Job:
             hearsay=self._hearsay if self.phase is Phase.GATHERING else self.phase is Phase.RUNNING,
             outcome=self.outcome,
             excluded=dict(self._excluded),
-            ledger=self._budget.ledger(),
+            ledger=Ledger(tuple(self._budget.tried), dict(self._evictions.bans)),
         )
 
     @property
@@ -242,27 +231,27 @@ class Job:
     @property
     def spares(self) -> int:
         """How many nodes are here and ready without a place in the running generation."""
-        return len(self._ready)
+        return len(self._nodes.ready)
 
     def deadline(self) -> float | None:
         """When `Tick` is due, if nothing else happens before."""
         if self.phase is Phase.OVER:
             return None
         times: list[float | None]
-        if self._powerless is not None:
-            patience = self.rules.pend_timeout if self._said_powerless else self.rules.node_timeout
-            times = [self._powerless + patience, self._empty]
+        if self._powerless:
+            times = [self._powerless.deadline(), self._empty]
         elif self.phase is Phase.STOPPING:
-            times = [self._free, *self._ghosts.values()]
+            times = [self._free, *self._nodes.ghosts.values()]
         elif self.phase is Phase.FORMING:
             last_call = None if self._gate.busy else self._last_call  # a check is waited for, however long it takes
-            times = [self._free, last_call, self._pend, self._empty, self._back, *self._ghosts.values()]
+            times = [self._free, last_call, self._pend, self._empty, self._evictions.deadline()]
+            times += self._nodes.ghosts.values()
         elif self.phase is Phase.GATHERING:
             times = [self._free, self._empty]
         else:
-            times = [self._last_call, self._pend, self._empty, self._back]
+            times = [self._last_call, self._pend, self._empty, self._evictions.deadline()]
             times += [self._inquiry.deadline(), self._change.deadline()]
-        if self._powerless is None:
+        if not self._powerless:
             times.append(self._gate.deadline())
         return min((t for t in times if t is not None), default=None)
 
@@ -276,7 +265,7 @@ class Job:
         elif isinstance(event, Joined):
             self._joined(event.join, now)
         elif isinstance(event, Saw):
-            self._saw(event.node, event.seen, now)
+            self.idle = not self._inquiry.take(event.node, event.seen)
         elif isinstance(event, Queried):
             self._dealer.ask(event.node, event.query)
             self.idle = True
@@ -284,13 +273,11 @@ class Job:
             self._straggled(event, now)
         elif isinstance(event, Found):
             self.idle = not self._gate.take(event.node, event.findings, now)
-            if not self.idle:
-                self._settle(now)
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
             self._asked(event.ask, now)
-        else:
+        if isinstance(event, Tick | Saw | Found) and not self.idle:
             self._settle(now)
         self._dealer.hurry(self._change.planned)
         if self._dealer.waits and self.phase is Phase.RUNNING and self._authority.leads(now):
@@ -301,13 +288,14 @@ class Job:
     # -- events
 
     def _joined(self, join: Join, now: float) -> None:
-        refusal = self._refusal(join)
-        if refusal:
-            self._note(f"refused node {join.name}: {refusal}", Kind.NODE)
-            self._send(join.node, Refuse(refusal))
+        run = self.run if self.generation else None
+        excluded = "" if join.node in self._nodes else self._excluded.get(join.place, "")
+        if why := refusal(self.rules, join, run=run, excluded=excluded):
+            self._note(f"refused node {join.name}: {why}", Kind.NODE)
+            self._send(join.node, Refuse(why))
             self._out.append(Drop(join.node))
             return
-        if self._is_of_the_past(join):
+        if self._nodes.is_of_the_past(join):
             self._out.append(Drop(join.node))
             return
         node = self._nodes.get(join.node)
@@ -322,14 +310,7 @@ class Job:
             self._out.append(Drop(join.node))
             self._lost(Lost(join.node, "an old connection of it came late", now + self.rules.node_timeout), now)
             return
-        if node is None:
-            node = self._nodes[join.node] = Member(join)
-            self._connected += 1
-        else:
-            self._connected += not node.connected
-            node.join, node.connected, node.until = join, True, None
-            node.sent = max(node.sent, join.report.generation)
-            node.acks.clear()
+        node = self._nodes.come(join)
         self._empty = None
         if join.key:
             self._supersede(join, now)
@@ -341,19 +322,13 @@ class Job:
         if self._snapshots.stride > 1:
             self._send(join.node, Stride(self._snapshots.stride))  # it may have missed that
         self._bind(now)
-        if self.phase is Phase.RUNNING and join.node in self._ready and self._last_call is None:
+        if self.phase is Phase.RUNNING and join.node in self._nodes.ready and self._last_call is None:
             self._note(f"node {join.name} waits as a spare", Kind.NODE)
-
-    def _is_of_the_past(self, join: Join) -> bool:
-        """Whether this agent has ended, and only its message is late: a later one has its place, and has come."""
-        holder = self._nodes.get(self._holders.get(join.key, "")) if join.key else None
-        return holder is not None and holder.join.node != join.node and join.since < holder.join.since
 
     def _supersede(self, join: Join, now: float) -> None:
         """A place is held by one agent at a time: whoever held it before has ended, however its connection looks."""
-        before = self._holders.get(join.key)
-        self._holders[join.key] = join.node
-        if before is None or before == join.node or before not in self._nodes:
+        before = self._nodes.hold(join)
+        if before is None:
             return
         node = self._nodes[before]
         if node.connected:
@@ -366,50 +341,19 @@ class Job:
             node.until = min(node.until, now + ORPHANS)
             self._place(before, node)
 
-    def _refusal(self, join: Join) -> str:
-        r = self.rules
-        mine = f"{r.min_nodes}:{r.max_nodes}"
-        theirs = f"{join.nnodes[0]}:{join.nnodes[1]}"
-        if join.protocol != PROTOCOL:
-            return (
-                f"it speaks protocol {join.protocol}, this coordinator {PROTOCOL}: "
-                "install the same version of outlast on all nodes"
-            )
-        if join.job != r.job:
-            return f"this endpoint serves job {r.job!r}, not {join.job!r}: choose another port or the same --rdzv-id"
-        if join.entrypoint.rpartition("/")[2] != r.entrypoint.rpartition("/")[2]:  # it may lie elsewhere on that node
-            return (
-                f"this endpoint serves a job that runs {r.entrypoint!r}, not {join.entrypoint!r}: "
-                "another job needs another port"
-            )
-        if join.charter is not None and self.generation and join.charter.run != self.run:
-            return "it took part in an earlier run of this job, and this is another one: start it anew"
-        excluded = self._excluded.get(_place_of(join))
-        if excluded and join.node not in self._nodes:
-            return f"this node is not used again in this job: {excluded}"
-        if theirs != mine:
-            return f"this job runs with --nnodes={mine}, not {theirs}: start all of its nodes with the same --nnodes"
-        return ""
-
     def _learn(self, join: Join, node: Member, now: float) -> None:
         """What a node knows of terms and generations that this coordinator may have missed."""
-        charter, newest = join.charter, self._authority.newest
+        charter = join.charter
         if self.phase is not Phase.OVER:
-            if charter is not None and self._is_news(charter):
+            if charter is not None and self._authority.is_news(charter):
                 self._regather(join.term, charter, now)
             elif self._is_overtaken(join, node):
                 self._regather(join.term, None, now)
-            elif charter is not None and newest is not None and len(charter.ballots) == 1:
-                told = charter.ballots[0]
-                if not self._authority.settled and (told.generation, told.formed) == (newest.generation, newest.formed):
-                    self._authority.forget_older()
+            elif charter is not None:
+                self._authority.compare(charter)
         self._authority.came(join.node, charter)
         if self.phase is Phase.GATHERING:
             self._take_back(join)
-
-    def _is_news(self, charter: Charter) -> bool:
-        newest = self._authority.newest
-        return bool(charter.ballots) and (newest is None or charter.ballots[0].age > newest.age)
 
     def _is_overtaken(self, join: Join, node: Member | None) -> bool:
         """Whether the node has obeyed a term that is as new as this coordinator's, and not this coordinator's.
@@ -434,14 +378,16 @@ class Job:
             self._successors = charter.successors
             self._excluded |= charter.excluded
             if charter.ledger is not None:
-                self._budget.hear(charter.ledger, now)
+                self._budget.hear(charter.ledger.tried)
+                self._evictions.hear(charter.ledger.bans, now)
                 self._let_back(now)
-            self._roster, self._places = {}, {}
-            self._absent = {s.node: s.name for s in charter.successors}
+            self._roster = {}
+            self._gathering = Gathering(names={s.node: s.name for s in charter.successors})
             self._failures, self._departed, self._hearsay = [], [], True
         if self._authority.newest is not None and self.phase is not Phase.OVER:
             self.phase = Phase.GATHERING
-            self._bound, self._took_over, self._free, self._last_call = False, False, None, None
+            self._gathering.renew()
+            self._free = self._last_call = None
             for name in [name for name in self._roster if not self._nodes[name].connected]:
                 self._misses(name)
             for node in self._nodes.values():
@@ -451,28 +397,22 @@ class Job:
 
     def _misses(self, name: str) -> None:
         """A member is not here, and may come back."""
-        self._places[name] = self._roster.pop(name)
-        self._absent[name] = self._nodes[name].name
+        self._gathering.misses(name, self._nodes[name].name, self._roster.pop(name))
 
     def _take_back(self, join: Join) -> None:
         """A member of the generation that is being gathered has come."""
-        place = join.assignment
-        if place is None or place.generation != self.generation:
-            place = self._places.get(join.node)
-        self._absent.pop(join.node, None)
+        place = self._gathering.take_back(join, self.generation)
         if place is not None:
-            self._places.pop(join.node, None)
             self._roster[join.node] = place
             self._nodes[join.node].sent = max(self._nodes[join.node].sent, self.generation)
 
     def _bind(self, now: float) -> None:
         """Once those who are here are enough, ask all of them for their promise."""
-        if self._bound or self.phase is not Phase.GATHERING or not self._authority.could_act(now):
+        if self._gathering.bound or self.phase is not Phase.GATHERING or not self._authority.could_act(now):
             return
-        self._bound = True
-        for name, node in self._nodes.items():
-            if node.connected:
-                self._ack(name, node, now)
+        self._gathering.bound = True
+        for name, node in self._nodes.here():
+            self._ack(name, node, now)
 
     def _ack(self, name: str, node: Member, now: float) -> None:
         """Answer a node's newest report, with a lease if this coordinator may act, and not at all if it never could."""
@@ -490,21 +430,9 @@ class Job:
             successors=self._successors,
             restarts=self._charged,
             excluded=dict(self._excluded),
-            members=self._electors() if succeeds else (),
-            ledger=self._budget.tell(now) if succeeds else None,
+            members=self._authority.electors(len(self._successors)) if succeeds else (),
+            ledger=Ledger(self._budget.tell(), self._evictions.tell(now)) if succeeds else None,
         )
-
-    def _electors(self) -> tuple[str, ...]:
-        """Whom a successor must know, beyond the other successors: those that nobody could tell of their votes."""
-        newest = self._authority.newest
-        if newest is None or newest.size <= len(self._successors) or newest.size > ELECTORS:
-            return ()
-        return tuple(newest.votes)
-
-    @property
-    def _known(self) -> tuple[int, int, int]:
-        newest = self._authority.newest
-        return (newest.affirmed, newest.generation, len(self._authority.electorates)) if newest else (0, 0, 0)
 
     def _reported(self, name: str, report: Report, now: float, *, again: bool = False) -> None:
         node = self._nodes.get(name)
@@ -516,12 +444,12 @@ class Job:
             return  # late or doubled: what it says is no longer true
         node.report = report
         news = node.heard(report.sent, now)
-        changed = self._snapshots.told(name, report.held) or _changed(known, report)
+        changed = self._snapshots.told(name, report.held) or is_news(known, report)
         busy = self._is_busy
         repeated = node.repeated(report.acked)
         if repeated is not None:
             self._authority.supported(name, repeated)
-        if report.known[:2] == self._known[:2]:
+        if report.known[:2] == self._authority.known[:2]:
             self._authority.knows(name)
         self._authority.settle(now)
         # A node that has become clear may be about to hear a `Start`, which says it as well.
@@ -545,7 +473,7 @@ class Job:
     @property
     def _is_busy(self) -> bool:
         """Whether even a heartbeat may change what is decided, for it may bring the authority to do so."""
-        return self._powerless is not None or self.phase is Phase.GATHERING or not self._authority.settled
+        return bool(self._powerless) or self.phase is Phase.GATHERING or not self._authority.settled
 
     def _remind(self, name: str, node: Member, now: float) -> None:
         """Say again what the node does not seem to have heard."""
@@ -558,14 +486,14 @@ class Job:
         elif not member and not node.clear:
             self._send(name, Stop(node.sent, self.term.number, graceful=node.leaving))
         elif node.leaving and node.clear:
-            excluded = self._excluded.get(_place_of(node.join))
+            excluded = self._excluded.get(node.place)
             drained = f"node {node.name} is not used again: {excluded}" if excluded else f"node {node.name} was drained"
             self._send(name, Over(False, drained, left=True, term=self.term.number))
         elif member and report.generation < self.generation and report.floor < self.generation:
             self._start(name, node, now)
         elif member and (halt := self._change.lacks(report.halted)) is not None:
             self._send(name, halt)
-        elif report.known != self._known:
+        elif report.known != self._authority.known:
             self._send(name, self._charter(name, now))
         elif member and (lacking := self._calibration.lacks(report)) is not None:
             self._send(name, lacking)
@@ -590,7 +518,7 @@ class Job:
         self._place(name, node)
         if name not in self._roster:
             return
-        leaves = report.leaving is Leaving.DRAIN and _place_of(node.join) not in self._excluded
+        leaves = report.leaving is Leaving.DRAIN and node.place not in self._excluded
         if leaves and name in self._unfinished and self.phase is not Phase.STOPPING:
             # Its workers run on until they are told to stop: what failed before is not a consequence.
             self._plan(f"node {node.name} is draining", now)
@@ -620,7 +548,7 @@ class Job:
         if wish.wanted is Wanted.STOP:
             self._end(False, f"{wish.reason} (stop, asked for by {who})", now)
         elif wish.wanted is Wanted.EXCLUDE_NODE:
-            self._excluded.setdefault(_place_of(node.join), f"{wish.reason} (exclude_node, asked for by {who})")
+            self._excluded.setdefault(node.place, f"{wish.reason} (exclude_node, asked for by {who})")
             if name in self._roster and name in self._unfinished:
                 self._depart(f"{who} excludes its node: {wish.reason}")
         elif running and name in self._roster and name in self._unfinished:
@@ -634,24 +562,17 @@ class Job:
         if news is not None:
             self._tell_all(news)
 
-    def _saw(self, name: str, seen: Seen, now: float) -> None:
-        self.idle = not self._inquiry.take(name, seen)
-        if not self.idle:
-            self._settle(now)
-
     def _inquire(self, now: float) -> None:
         """Ranks are late: ask where all of them are, and name the one that the others wait for."""
         inquiry = self._inquiry
         if inquiry.is_over(now) and (finding := inquiry.conclude()) is not None:
             verdict = finding.verdict
             self._note(f"generation {self.generation}: {verdict.sentence}", Kind.HANG, verdict)
-            if finding.ending:
-                culprits = verdict.culprits[:MOST_CULPRITS] if verdict.certain else ()
-                named = Named(self.generation, finding.number, culprits, verdict.sentence[:LONGEST_REASON])
-                self._tell_all(named)
+            if finding.named is not None:
+                self._tell_all(finding.named)
         if inquiry.is_wanted(now):
-            members = {name: self._nodes[name] for name in self._roster if self._nodes[name].connected}
-            asked = {name: self._unseen(name, node) for name, node in members.items() if not node.clear}
+            members = self._nodes.here(self._roster)
+            asked = {name: self._unseen(name, node) for name, node in members if not node.clear}
             look = inquiry.begin(asked, now)
             for name in asked:
                 self._send(name, look)
@@ -662,27 +583,15 @@ class Job:
         return Observation(rank=first, node=node.name, also=tuple(range(first + 1, first + node.join.nproc)))
 
     def _place(self, name: str, node: Member) -> None:
-        """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
-        usable = _place_of(node.join) not in self._left_out and not self._gate.is_aside(name)
-        if node.connected and node.clear and not node.leaving and usable:
-            self._ready[name] = node
-        else:
-            self._ready.pop(name, None)
-        gone = node.clear if node.connected else node.until is None
-        (self._waiting.discard if gone else self._waiting.add)(name)
-        if node.until is None:
-            self._ghosts.pop(name, None)
-        else:
-            self._ghosts[name] = node.until
+        usable = not self._evictions.is_out(node.place) and not self._gate.is_aside(name)
+        self._nodes.place(name, usable=usable)
 
     def _lost(self, event: Lost, now: float) -> None:
         node = self._nodes.get(event.node)
         if node is None or not node.connected:
             return
-        node.connected = False
+        self._nodes.go(event.node, event.until)
         self._snapshots.forget(event.node)
-        node.until = None if node.clear else event.until
-        self._connected -= 1
         if event.ended and self._authority.acts(now):
             self._authority.ended(event.node)  # by one that acts alone: two that leave out others could both act
         else:
@@ -692,11 +601,11 @@ class Job:
         self._place(event.node, node)
         for name in self._gate.lose(event.node, now):
             self._place(name, self._nodes[name])
-        if not self._connected:
+        if not self._nodes.connected:
             self._empty = now if node.leaving else now + self.rules.empty_timeout
         why = f"node {node.name} left" if node.leaving else f"node {node.name} was lost: {event.why}"
         if self.phase is Phase.GATHERING:
-            self._bound = self._bound and self._authority.could_act(now)
+            self._gathering.bound = self._gathering.bound and self._authority.could_act(now)
             if not event.ended and event.node in self._roster:
                 self._misses(event.node)
         active = self.phase in (Phase.STOPPING, Phase.GATHERING) or (
@@ -709,10 +618,8 @@ class Job:
         self._settle(now)
 
     def _asked(self, ask: Ask, now: float) -> None:
-        if ask.job not in ("", self.rules.job):
-            answer = Answer(False, f"this endpoint serves job {self.rules.job!r}, not {ask.job!r}")
-        elif ask.what != "restart":
-            answer = Answer(False, f"nobody here knows how to {ask.what!r}: install the same version of outlast")
+        if why := unanswerable(self.rules, ask):
+            answer = Answer(False, why)
         elif self.phase is not Phase.RUNNING:
             answer = Answer(False, f"nothing to restart: the job is {self.phase.value}")
         else:
@@ -729,10 +636,9 @@ class Job:
             return
         if self._free is not None and now >= self._free:
             self._free = None
-        if self._back is not None and now >= self._back:
+        if (back := self._evictions.deadline()) is not None and now >= back:
             self._let_back(now)
-        for name in [name for name, until in self._ghosts.items() if now >= until]:
-            self._nodes[name].until = None
+        for name in self._nodes.laid(now):
             self._place(name, self._nodes[name])
         self._examine(now)
         phase = None
@@ -749,65 +655,52 @@ class Job:
 
     def _may_decide(self, now: float) -> bool:
         if self._authority.acts(now):
-            self._powerless = None
+            self._powerless.end()
             return True
-        if self._empty is not None and now >= self._empty:
-            self._end(False, "no node is left", now)
+        if self._is_deserted(now):
             return False
-        here = len(self._roster) if self.phase is Phase.GATHERING else self._connected_members()
+        here = len(self._roster if self.phase is Phase.GATHERING else self._nodes.here(self._roster))
         newest = self._authority.newest
         size = newest.size if newest is not None else 0
         lacking = f"only {here} of the {size} nodes of generation {self.generation} are here"
-        if self._powerless is None:
-            self._powerless, self._said_powerless = now, False
-        elif not self._said_powerless and now >= self._powerless + self.rules.node_timeout:
-            self._said_powerless = True
-            if self._connected:
-                others = "and the others may go on without them: nothing is decided before more come"
-                self._note(f"{lacking}, {others}", Kind.WAIT)
-        elif now >= self._powerless + self.rules.pend_timeout:
+        todo = self._powerless.wait(now)
+        if todo == "say" and self._nodes.connected:
+            others = "and the others may go on without them: nothing is decided before more come"
+            self._note(f"{lacking}, {others}", Kind.WAIT)
+        elif todo == "give up":
             self._end(False, f"{lacking}, for {self.rules.pend_timeout:g} s (pend_timeout)", now)
         return False
 
-    def _connected_members(self) -> int:
-        return sum(self._nodes[name].connected for name in self._roster)
+    def _is_deserted(self, now: float) -> bool:
+        """Whether nobody has been here for too long: then the job is over."""
+        if self._empty is None or now < self._empty:
+            return False
+        self._end(False, "no node is left", now)
+        return True
 
     def _while_gathering(self, now: float) -> None:
         newest = self._authority.newest
         assert newest is not None
-        if self._empty is not None and now >= self._empty:
-            self._end(False, "no node is left", now)
+        if self._is_deserted(now):
             return
-        if not self._took_over:
-            # From here on no other coordinator acts, so the leases that one gave end within the node time-out.
-            self._took_over = True
-            self._free = now + self.rules.node_timeout
-            self._authority.affirm(self.term.number)
-            self._out.append(Remember(self.memory()))
-            for name, node in self._nodes.items():
-                if node.connected:
-                    self._ack(name, node, now)
-                    self._send(name, self._charter(name, now))
+        if not self._gathering.took_over:
+            self._take_over(now)
         missing = newest.size - len(self._roster)
         if missing and self._free is not None:
             return
-        absent, self._absent, self._places = self._absent, {}, {}
+        absent = self._gathering.close()
         if self._closed == self.generation:
             self.phase = Phase.FORMING
             return
-        self._unfinished = set(self._roster)
-        self._inquiry = self._inquiry.anew(self.generation)
-        self._change = Change(self.rules, self.generation)
-        self.phase = Phase.RUNNING
+        self._begin()
         departed, self._departed = self._departed, []
         for why in departed:
             self._depart(why)
         if missing:
             self._unfinished.add("")  # nobody knows whether those who are missing had finished
-            named = f" ({', '.join(list(absent.values())[:NAMES_SHOWN])})" if absent else ""
-            self._depart(f"{_count(missing, 'node')} of {newest.size} did not come back{named}")
+            self._depart(f"{count(missing, 'node')} of {newest.size} did not come back{absent}")
         else:
-            size = _count(newest.size, "node")
+            size = count(newest.size, "node")
             self._note(f"term {self.term.number}: took over generation {self.generation}, {size}", Kind.GENERATION)
         stopped = [self._nodes[name] for name in self._roster if self._nodes[name].stopped(self.generation)]
         why = f"the workers of {_names(stopped)} had been stopped"
@@ -824,6 +717,16 @@ class Job:
             self._depart(why)
         self._hearsay = False
 
+    def _take_over(self, now: float) -> None:
+        """From here on no other coordinator acts, so the leases that one gave end within the node time-out."""
+        self._gathering.took_over = True
+        self._free = now + self.rules.node_timeout
+        self._authority.affirm(self.term.number)
+        self._out.append(Remember(self.memory()))
+        for name, node in self._nodes.here():
+            self._ack(name, node, now)
+            self._send(name, self._charter(name, now))
+
     def _while_running(self, now: float) -> None:
         r = self.rules
         self._inquire(now)
@@ -832,7 +735,7 @@ class Job:
         elif self._change.planned:
             if why := self._change.outcome(now):
                 self._depart(why)
-        elif self._ready and len(self._unfinished) == len(self._roster):
+        elif self._nodes.ready and len(self._unfinished) == len(self._roster):
             # Nobody has finished yet: more nodes are worth the interruption.
             ready = self._admitted(now)
             size = self._world(len(self._roster) + len(ready))
@@ -844,7 +747,7 @@ class Job:
             self._last_call = None
 
     def _while_stopping(self, now: float) -> None:
-        if self._waiting:
+        if self._nodes.waiting:
             return
         if not self._unfinished:
             self._end(True, "every worker finished", now)
@@ -859,7 +762,7 @@ class Job:
                 return
         self._closed = self.generation
         self.phase = Phase.FORMING
-        size = self._world(len(self._ready))
+        size = self._world(len(self._nodes.ready))
         if size and self._authority.settled:
             self._let_in(now, at_once=True)
 
@@ -867,28 +770,18 @@ class Job:
         """Workers have failed, and nobody else is to blame: do what the root's strategy says, or end the job."""
         self._failures = root_first(self._failures)
         root, r = self._failures[0], self.rules
-        what, by = _what(root), f" ({root.decided})" if root.decided else ""
-        told = root.cause is not None and root.cause.name not in ("unknown", "hang")  # what says no more than `what`
-        cause = f": {root.cause.title} ({root.cause.name})" if root.cause is not None and told else ""
-        spent = self._budget.spent(self._failures)
-        before = len(self._out)
-        if r.failover and root.strategy is FailoverStrategy.ABORTION:
-            self._end(False, f"{what}{cause}; no restart, for it could not help{by}", now)
-        elif self.restarts >= r.max_restarts:
-            allowed = r.max_restarts
-            tries = f"and {_count(allowed, 'restart')} did not help" if allowed else "and no restart is allowed"
-            self._end(False, f"{what}, {tries} (--max-restarts={allowed})", now)
-        elif spent:
-            self._end(False, f"{what}; {spent}", now)
+        spent = self._budget.spent(self._failures, self.restarts)
+        if spent:
+            text = self._end(False, spent, now)
         else:
             self.restarts += 1
             did = f"restart {self.restarts} of {r.max_restarts}"
-            done = self._carry_out(root, now) if r.failover else ""
-            self._budget.note(self._failures, self.generation, f"{did}{done}{by}")
-            self._note(f"{did}: {what}{cause if r.failover else ''}{done}{by}", Kind.RESTART)
-        text = next(command.text for command in self._out[before:] if isinstance(command, Note))
+            done = (self._carry_out(root, now) if r.failover else "") + by_whom(root)
+            self._budget.note(self._failures, self.generation, f"{did}{done}")
+            text = f"{did}: {diagnosed(root) if r.failover else what(root)}{done}"
+            self._note(text, Kind.RESTART)
         self._out.append(Raise(root.node, root.rank, root.cause.name if root.cause is not None else "unknown", text))
-        return self.phase is not Phase.OVER
+        return not spent
 
     def _carry_out(self, root: Failure, now: float) -> str:
         """Make the strategy's changes for the next generation. Returns what was done, for people."""
@@ -898,116 +791,23 @@ class Job:
         home = self._home(root)
         if home is None:
             return ""
-        place = _place_of(home.join)
         blamed = root.cause.title if root.cause is not None else "its failure"
         if root.strategy is not FailoverStrategy.NODE:
-            blamed = self._budget.blamed(self._failures, place, now)
+            blamed = self._budget.blamed(self._failures, self._evictions.probation(home.place, now))
         if not blamed:
             return ""
         self._gate.doubt(home.join.node)
-        stays = self._must_stay(home, len(self._ready) - (home.join.node in self._ready), now)
-        if stays:
+        others = len(self._nodes.ready) - (home.join.node in self._nodes.ready)
+        if stays := self._evictions.stays(home.name, others, now):
             return f"; {stays}: {blamed}"
         return f", without node {home.name} for {self._leave_out(home, blamed, now):g} s: {blamed}"
 
-    def _must_stay(self, node: Member, others: int, now: float) -> str:
-        """Why a node cannot be left out: the others are not enough, or too many are out; nothing, if it can."""
-        if not self._world(others):
-            return f"node {node.name} stays, for without it there are fewer than {self.rules.min_nodes}"
-        if not self._budget.may_evict(now):
-            return f"node {node.name} stays, for enough have gone within an hour (eviction_limit)"
-        return ""
-
     def _leave_out(self, node: Member, why: str, now: float) -> float:
         """Do not use a node's place for a while. Returns for how long."""
-        place = _place_of(node.join)
-        seconds = self._budget.exclude(place, why, now)
-        self._left_out.add(place)
-        self._back = self._budget.due(now)
+        seconds = self._evictions.leave_out(node.place, why, now)
         self._place(node.join.node, node)
         self._out.append(Cordon(node.name, why, seconds))
         return seconds
-
-    def _straggled(self, event: Straggled, now: float) -> None:
-        """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""
-        home = self._nodes.get(event.node)
-        if home is None or self.phase is Phase.OVER:
-            return
-        found, what = event.straggler, event.straggler.sentence(home.name)
-        if not found.lasts:
-            told = f"generation {found.generation}: {what}"
-            self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
-            return
-        runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
-        goes = self.rules.straggler == "exclude" and runs and _place_of(home.join) not in self._left_out
-        if not goes or not self._authority.acts(now):
-            return
-        if stays := self._must_stay(home, len(self._roster) + len(self._ready) - 1, now):
-            self._note(f"generation {self.generation}: {stays}: {what}", Kind.NODE)
-            return
-        seconds = self._leave_out(home, what, now)
-        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {what}", now)
-        self._settle(now)
-
-    # -- checks of nodes
-
-    def _let_in(self, now: float, *, at_once: bool = False) -> None:
-        """Form a generation of those that may be let in; unless `at_once`, a check of others is waited for."""
-        if self._gate.busy and not at_once:
-            return
-        size = self._world(len(self._admitted(now, check=not at_once)))
-        if size and (at_once or not self._gate.busy):
-            self._form(size, now)
-
-    def _admitted(self, now: float, *, check: bool = True) -> dict[str, Member]:
-        """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
-        if not self.rules.network_check:
-            return self._ready
-        admitted = {name: node for name, node in self._ready.items() if self._gate.admits(name, self._roster)}
-        if check and len(admitted) < len(self._ready) and not self._gate.busy:
-            new = [name for name in self._ready if name not in admitted]
-            self._note(f"checking {_names(self._nodes[name] for name in new)}", Kind.CHECK)
-            self._gate.begin(new, self._nodes, list(admitted), self.term.number)
-            self._examine(now)
-        return admitted
-
-    def _examine(self, now: float) -> None:
-        """Go on with the check that is under way, and do what it comes to."""
-        for name, probe in self._gate.advance(self._nodes, now):
-            self._send(name, probe)
-        result = self._gate.conclude(now)
-        if result is None:
-            return
-        for line in () if self.rules.check_only else self._gate.table.splitlines():
-            self._note(line, Kind.CHECK)
-        here = {name: row for name, row in result.rows.items() if self._nodes[name].connected}
-        for name, row in here.items():
-            if row.standing is Fitness.FAULTY:
-                self._gate.doubt(name)
-                self._leave_out(self._nodes[name], row.why, now)
-        self._last_call = now  # it took long enough
-        for name, row in here.items():
-            if row.standing is Fitness.ASIDE or (row.standing is Fitness.SLOW and self.rules.exclude_straggler):
-                self._do_without(self._nodes[name], row, now)
-        if self.rules.check_only:
-            self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
-        elif not (self._formed or self._ready) and result.of(Fitness.FAULTY):
-            self._end(False, f"no node is fit: {summary(result)}", now)
-
-    def _do_without(self, node: Member, row: Row, now: float) -> None:
-        """Leave out one that is slow, or works badly with another, as long as there are enough without it."""
-        name = node.join.node
-        if not self._world(len(self._ready) - (name in self._ready)):
-            few = f"without it there are fewer than {self.rules.min_nodes}"
-            self._note(f"node {node.name} stays, for {few}: {row.why}", Kind.CHECK)
-            self._gate.pass_(name)
-        elif row.standing is Fitness.SLOW and not self._budget.may_evict(now):
-            self._note(f"node {node.name} stays, for enough have gone within an hour (eviction_limit)", Kind.CHECK)
-        elif row.standing is Fitness.SLOW:
-            self._leave_out(node, row.why, now)
-        else:
-            self._gate.set_aside(name, row.instead)
-            self._place(name, node)
 
     def _home(self, failure: Failure) -> Member | None:
         """The member whose worker failed."""
@@ -1018,26 +818,44 @@ class Job:
 
     def _let_back(self, now: float) -> None:
         """Places that were left out for a while may be used again, on probation."""
-        out = {place for place in self._budget.bans if self._budget.is_out(place, now)}
-        before, self._left_out = self._left_out, out
-        self._back = self._budget.due(now)
+        back, out = self._evictions.settle(now)
         for name, node in self._nodes.items():
-            place = _place_of(node.join)
-            if place in before - out:
+            if node.place in back:
                 self._gate.doubt(name)
                 self._note(f"node {node.name} may be used again, on probation", Kind.NODE)
-            if place in before ^ out:
+            if node.place in back | out:
                 self._place(name, node)
 
+    def _straggled(self, event: Straggled, now: float) -> None:
+        """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""
+        home = self._nodes.get(event.node)
+        if home is None or self.phase is Phase.OVER:
+            return
+        found, slower = event.straggler, event.straggler.sentence(home.name)
+        if not found.lasts:
+            told = f"generation {found.generation}: {slower}"
+            self._out.append(Note(told, Kind.STRAGGLER, found.generation, straggler=replace(event, node=home.name)))
+            return
+        runs = self.phase is Phase.RUNNING and found.generation == self.generation and event.node in self._unfinished
+        goes = self.rules.straggler == "exclude" and runs and not self._evictions.is_out(home.place)
+        if not goes or not self._authority.acts(now):
+            return
+        if stays := self._evictions.stays(home.name, len(self._roster) + len(self._nodes.ready) - 1, now):
+            self._note(f"generation {self.generation}: {stays}: {slower}", Kind.NODE)
+            return
+        seconds = self._leave_out(home, slower, now)
+        self._plan(f"it goes on without node {home.name} for {seconds:g} s: {slower}", now)
+        self._settle(now)
+
     def _while_forming(self, now: float) -> None:
-        size = self._world(len(self._ready))
+        size = self._world(len(self._nodes.ready))
         if not size:
             for name in self._gate.lift():
                 self._place(name, self._nodes[name])
-            size = self._world(len(self._ready))
-        if self._empty is not None and now >= self._empty:
-            self._end(False, "no node is left", now)
-        elif not size:
+            size = self._world(len(self._nodes.ready))
+        if self._is_deserted(now):
+            return
+        if not size:
             self._last_call = None
             if self._pend is None:
                 self._pend = now + self.rules.pend_timeout
@@ -1046,7 +864,7 @@ class Job:
             elif now >= self._pend:
                 waited = f"{self.rules.pend_timeout:g} s (pend_timeout)"
                 self._end(False, f"waited {waited} for {self._needed()}", now)
-        elif not self._authority.settled or self._waiting or self._free is not None:
+        elif not self._authority.settled or self._nodes.waiting or self._free is not None:
             # The last generation is still being told of, or workers of another may be alive.
             self._last_call = self._pend = None
         else:
@@ -1061,27 +879,21 @@ class Job:
         return now >= self._last_call
 
     def _form(self, size: int, now: float) -> None:
-        r = self.rules
-        ready = [node.candidate() for name, node in self._ready.items() if self._gate.admits(name, self._roster)]
-        last = self._last_ranks()
-        members = rank(choose(ready, size, last=last, infra=r.infra_ranks), last=last, infra=r.infra_ranks)
-        base = self._authority.newest
-        # Coordinators of other terms may each have numbered a generation after the same one, and none knows of it.
-        skipped = self.term.number - (base.formed if base is not None else FIRST.number)
-        self.generation = (base.generation if base is not None else 0) + skipped + 1
+        ready = [node.candidate() for node in self._gate.admitted(self._nodes.ready, self._roster).values()]
+        names = {name: self._nodes[name].name for name in self._roster}
+        last = last_ranks(self._roster, names, {name: node.name for name, node in self._nodes.ready.items()})
+        members = line_up(ready, size, last=last, infra=self.rules.infra_ranks)
+        self.generation = self._authority.next_generation(self.term.number)
         self._formed += 1
         self._charged = self.restarts
         self._roster = assign(members, generation=self.generation, restart_count=self.restarts, fresh=self._fresh)
         self._fresh = False
         self._last_call = self._pend = None
-        self._waiting = set(self._roster)
-        self._unfinished = set(self._roster)
+        self._nodes.waiting = set(self._roster)
         self._failures, self._departed = [], []
         self._gate.withdraw(self._roster, now)
         self._calibration.regroup(self._roster)
-        self._inquiry = self._inquiry.anew(self.generation)
-        self._change = Change(self.rules, self.generation)
-        self.phase = Phase.RUNNING
+        self._begin()
         head = self.term.by if self.term.by in self._roster else members[0].node
         self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
         self._successors = tuple(
@@ -1091,35 +903,25 @@ class Job:
         for name in self._roster:
             node = self._nodes[name]
             node.sent = self.generation
-            del self._ready[name]
+            del self._nodes.ready[name]
             self._start(name, node, now)
         world = self._roster[members[0].node].world_size
-        spare = f", {len(self._ready)} spare" if self._ready else ""
+        spare = f", {len(self._nodes.ready)} spare" if self._nodes.ready else ""
         shown = _names(self._nodes[m.node] for m in members)
-        what = f"{_count(size, 'node')}, {_count(world, 'rank')}{spare} ({shown})"
-        self._note(f"generation {self.generation}: {what}", Kind.GENERATION)
+        size_of_it = f"{count(size, 'node')}, {count(world, 'rank')}{spare}"
+        self._note(f"generation {self.generation}: {size_of_it} ({shown})", Kind.GENERATION)
 
-    def _last_ranks(self) -> dict[str, int]:
-        """Who had which rank. A new life of a node that was lost takes its place: its memory is there."""
-        last = {name: place.group_rank for name, place in self._roster.items()}
-        free = {self._nodes[name].name: place for name, place in last.items() if name not in self._ready}
-        for name, node in self._ready.items():
-            if name not in last and node.name in free:
-                last[name] = free.pop(node.name)
-        return last
+    def _begin(self) -> None:
+        """The roster's workers run from here on, as far as anybody knows."""
+        self._unfinished = set(self._roster)
+        self._inquiry = self._inquiry.anew(self.generation)
+        self._change = Change(self.rules, self.generation)
+        self.phase = Phase.RUNNING
 
     def _failed(self, failures: tuple[Failure, ...]) -> None:
-        known = {(f.rank, f.pid): f for f in self._failures}
-        for failure in failures:
-            before = known.get((failure.rank, failure.pid))
-            if before is None or before.pending:
-                known[failure.rank, failure.pid] = failure
-        self._failures = list(known.values())
-        if self._failures and self._failures[0].hung:
-            self._failures.sort(key=lambda failure: not failure.culprit)  # it must not be the one that is cut off
-        del self._failures[FAILURES_KEPT:]
+        self._failures = merged(self._failures, failures)
         if self.phase is Phase.RUNNING and failures:
-            self._stop(_what(failures[0]))
+            self._stop(what(failures[0]))
 
     def _plan(self, why: str, now: float) -> None:
         """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
@@ -1145,9 +947,8 @@ class Job:
                 self._note(f"{which}: all ranks save before it ends ({self._change.why})", Kind.WAIT)
 
     def _tell_all(self, message: FromCoordinator) -> None:
-        for name in self._roster:
-            if self._nodes[name].connected:
-                self._send(name, message)
+        for name, _ in self._nodes.here(self._roster):
+            self._send(name, message)
 
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
@@ -1164,28 +965,69 @@ class Job:
         self._last_call = None
         self._note(f"generation {self.generation} ends: {why}", Kind.END)
         self._out.append(Remember(self.memory()))
-        for name in self._roster:
-            node = self._nodes[name]
-            if node.connected:
-                self._send(name, Stop(self.generation, self.term.number, graceful=node.leaving))
+        for name, node in self._nodes.here(self._roster):
+            self._send(name, Stop(self.generation, self.term.number, graceful=node.leaving))
 
-    def _end(self, success: bool, reason: str, now: float) -> None:
+    def _end(self, success: bool, reason: str, now: float) -> str:
+        """The job is over, unless it is already. Returns what people are told."""
         if self.phase is Phase.OVER:
-            return
+            return ""
         r = self.rules
         self.phase = Phase.OVER
-        took = f"{now - self._began:.1f} s, {_count(self._formed, 'generation')}, {_count(self.restarts, 'restart')}"
-        self._note(f"job {'succeeded' if success else 'failed'}: {reason} ({took})", Kind.JOB)
-        # The root with all that it said, its followers in short: this goes to every node.
-        short = (replace(f, message=f.message[:SHORT], error="") for f in self._failures[1:])
-        failures = () if success else (*self._failures[:1], *short)
+        took = f"{now - self._began:.1f} s, {count(self._formed, 'generation')}, {count(self.restarts, 'restart')}"
+        text = f"job {'succeeded' if success else 'failed'}: {reason} ({took})"
+        self._note(text, Kind.JOB)
+        failures = () if success else shortened(self._failures)
         tried = () if success else tuple(self._budget.tried)
         table = self._gate.table if r.check_only or not (success or self._formed) else ""
         self.outcome = Over(success, reason, failures, term=self.term.number, tried=tried, table=table)
         self._out.append(Remember(self.memory()))
-        for name, node in self._nodes.items():
-            if node.connected:
-                self._send(name, self.outcome)
+        for name, _ in self._nodes.here():
+            self._send(name, self.outcome)
+        return text
+
+    # -- checks of nodes
+
+    def _let_in(self, now: float, *, at_once: bool = False) -> None:
+        """Form a generation of those that may be let in; unless `at_once`, a check of others is waited for."""
+        if self._gate.busy and not at_once:
+            return
+        size = self._world(len(self._admitted(now, check=not at_once)))
+        if size and (at_once or not self._gate.busy):
+            self._form(size, now)
+
+    def _admitted(self, now: float, *, check: bool = True) -> Mapping[str, Member]:
+        """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
+        admitted = self._gate.admitted(self._nodes.ready, self._roster)
+        if check and len(admitted) < len(self._nodes.ready) and not self._gate.busy:
+            new = [name for name in self._nodes.ready if name not in admitted]
+            self._note(f"checking {_names(self._nodes[name] for name in new)}", Kind.CHECK)
+            self._gate.begin(new, self._nodes, list(admitted), self.term.number)
+            self._examine(now)
+        return admitted
+
+    def _examine(self, now: float) -> None:
+        """Go on with the check that is under way, and do what it comes to."""
+        for name, probe in self._gate.advance(self._nodes, now):
+            self._send(name, probe)
+        result = self._gate.conclude(now)
+        if result is None:
+            return
+        for line in () if self.rules.check_only else self._gate.table.splitlines():
+            self._note(line, Kind.CHECK)
+        for sentence in self._gate.judge(result, self._nodes, self._nodes.ready, self._evictions, now):
+            node = self._nodes[sentence.node]
+            if sentence.stays:
+                self._note(f"{sentence.stays}: {sentence.why}", Kind.CHECK)
+                continue
+            if sentence.seconds is not None:
+                self._out.append(Cordon(node.name, sentence.why, sentence.seconds))
+            self._place(sentence.node, node)
+        self._last_call = now  # it took long enough
+        if self.rules.check_only:
+            self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
+        elif not (self._formed or self._nodes.ready) and result.of(Fitness.FAULTY):
+            self._end(False, f"no node is fit: {summary(result)}", now)
 
     # -- small things
 
@@ -1196,8 +1038,9 @@ class Job:
     def _needed(self) -> str:
         r = self.rules
         unit = f" (in units of {r.node_unit})" if r.node_unit > 1 else ""
-        here = f"{len(self._ready)} here" + (f": {_names(self._ready.values())}" if self._ready else "")
-        return f"at least {_count(r.min_nodes, 'node')}{unit}; {here}"
+        ready = self._nodes.ready
+        here = f": {_names(ready.values())}" if ready else ""
+        return f"at least {count(r.min_nodes, 'node')}{unit}; {len(ready)} here{here}"
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and node in self._nodes:
@@ -1208,44 +1051,9 @@ class Job:
         self._out.append(Note(text, kind, self.generation, verdict))
 
 
-def _changed(old: Report, new: Report) -> bool:
-    return (
-        old.state is not new.state
-        or old.clear != new.clear
-        or old.floor != new.floor
-        or old.generation != new.generation
-        or old.store_port != new.store_port
-        or old.leaving is not new.leaving
-        or old.failures != new.failures
-        or old.known != new.known
-        or old.wish != new.wish
-        or old.measures != new.measures
-        or old.stride != new.stride
-        or old.overdue != new.overdue
-        or old.halted != new.halted
-    )
-
-
 def _is_ack(command: Command) -> bool:
     return isinstance(command, Send) and isinstance(command.message, Ack)
 
 
-def _what(failure: Failure) -> str:
-    who, code = f"rank {failure.rank} on node {failure.node}", failure.exit_code
-    if failure.hung:
-        return f"{who} hung: {failure.hung}"
-    return f"{who} failed ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
-
-
-def _place_of(join: Join) -> str:
-    return join.key or join.name
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _names(nodes: Iterable[Member]) -> str:
-    names = [n.name for n in nodes]
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
+    return listed([node.name for node in nodes])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from outlast.core.roster import Candidate
-from outlast.messages import Failure, Join, Leaving, State
+from outlast.messages import Failure, Join, Leaving, Report, State
 
 ACKS_KEPT = 8  # of one node, that it has not repeated yet
 CLOSER = 0.001  # seconds: what is worth to be remembered of how clocks differ, and written down for a replay
@@ -27,9 +27,19 @@ class Member:
         self.echoed = 0  # the newest that it has repeated
         self.behind: float | None = None  # the coordinator's clock less the node's, as the fastest report shows it
 
+    def come_back(self, join: Join) -> None:
+        """The same agent, on another connection."""
+        self.join, self.connected, self.until = join, True, None
+        self.sent = max(self.sent, join.report.generation)
+        self.acks.clear()
+
     @property
     def name(self) -> str:
         return self.join.name
+
+    @property
+    def place(self) -> str:
+        return self.join.place
 
     @property
     def leaving(self) -> bool:
@@ -82,3 +92,22 @@ class Member:
             for older in [s for s in self.acks if s < seq]:
                 del self.acks[older]
         return sent
+
+
+def is_news(known: Report, report: Report) -> bool:
+    """Whether a report says what the one before it did not, as far as decisions depend on it."""
+    return (
+        known.state is not report.state
+        or known.clear != report.clear
+        or known.floor != report.floor
+        or known.generation != report.generation
+        or known.store_port != report.store_port
+        or known.leaving is not report.leaving
+        or known.failures != report.failures
+        or known.known != report.known
+        or known.wish != report.wish
+        or known.measures != report.measures
+        or known.stride != report.stride
+        or known.overdue != report.overdue
+        or known.halted != report.halted
+    )

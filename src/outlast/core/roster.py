@@ -33,6 +33,19 @@ def world_of(available: int, *, least: int, most: int, unit: int) -> int:
     return size if size >= least else 0
 
 
+def last_ranks(roster: Mapping[str, Assignment], names: Mapping[str, str], ready: Mapping[str, str]) -> dict[str, int]:
+    """Who had which group rank. A new life of a node that was lost takes its place: its memory is there.
+
+    `names`: of the last roster's members; `ready`: of those who may come into the next one.
+    """
+    last = {node: place.group_rank for node, place in roster.items()}
+    free = {names[node]: rank for node, rank in last.items() if node not in ready}
+    for node, name in ready.items():
+        if node not in last and name in free:
+            last[node] = free.pop(name)
+    return last
+
+
 def choose(ready: Iterable[Candidate], size: int, *, last: Mapping[str, int], infra: bool) -> list[Candidate]:
     """The `size` nodes of the next generation: those of the last one first, then in rank order.
 
@@ -58,6 +71,11 @@ def rank(members: Sequence[Candidate], *, last: Mapping[str, int], infra: bool) 
     )
     gaps = iter(moved)
     return [kept[r] if r in kept else next(gaps) for r in range(size)]
+
+
+def line_up(ready: Iterable[Candidate], size: int, *, last: Mapping[str, int], infra: bool) -> list[Candidate]:
+    """The `size` members of the next generation, in the order of their group ranks."""
+    return rank(choose(ready, size, last=last, infra=infra), last=last, infra=infra)
 
 
 def assign(

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from outlast.core.member import Member
-from outlast.messages import Assignment, Held, Holder, Keeping, Snapshot
+from outlast.messages import Assignment
+from outlast.messages.snapshots import Held, Holder, Keeping, Snapshot
 
 OFFERED = 2  # snapshots that are told to nodes: the newest, and what to take if that one is damaged
 MOST_HOLDERS = 1024  # that are told to each node; in a larger job what is told would grow with its square

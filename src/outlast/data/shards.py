@@ -11,7 +11,7 @@ from typing import Any, Protocol, overload
 
 from outlast.core.dealer import Dealer
 from outlast.data.order import VERSION, Order
-from outlast.messages import (
+from outlast.messages.shards import (
     Cut,
     Deck,
     Done,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.messages import Finding, Inquiry, Question, Unfit
+from outlast.messages.shards import Finding, Inquiry, Question, Unfit
 from outlast.worker.session import session
 
 VARIABLE = "OUTLAST_DESK"

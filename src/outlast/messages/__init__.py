@@ -12,21 +12,14 @@ from typing import Annotated
 import msgspec
 
 from outlast.diagnosis.observation import PLACES, Observation
+from outlast.messages.checks import Findings, Probe
+from outlast.messages.fields import Address, Count, Name, Port, Reason, Time
+from outlast.messages.shards import Hands, Query, Told
+from outlast.messages.snapshots import Held, Keeping, Stride
 
 PROTOCOL = 4  # agents and coordinators of different numbers refuse each other, with a clear line
-
-
-# What comes off the wire is no larger than what makes sense.
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Name = Annotated[str, msgspec.Meta(max_length=255)]
-Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
-LONGEST_REASON = 1024
 MOST_CULPRITS = 64  # that are told to agents by their ranks
 MOST_SECTIONS = 8  # of a rank whose times are compared: those that take longest
-Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
-Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,49 +274,6 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     fresh: bool = False  # nothing that is kept between restarts is used
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
-    """What a node's memory has of one snapshot."""
-
-    run: Name  # with `sequence`: which snapshot, the same on all ranks
-    sequence: Count
-    step: Count
-    generation: Count
-    world: Count  # ranks that have a shard of it
-    origin: Name  # the id of the directory that it was taken for
-    saved_at: Time
-    ranks: tuple[Count, ...] = ()  # whose shards are there as their workers left them
-    replicas: tuple[Count, ...] = ()  # and whose as another node sent them
-
-
-class Holder(msgspec.Struct, frozen=True, array_like=True):
-    """A keeper that has shards of a snapshot, and where it listens."""
-
-    addr: Address
-    port: Port
-    ranks: tuple[Count, ...] = ()
-    replicas: tuple[Count, ...] = ()
-
-
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot that all ranks of a generation have sealed, and that is whole in the memory of those who are here."""
-
-    run: Name
-    sequence: Count
-    step: Count
-    world: Count
-    origin: Name
-    saved_at: Time
-    holders: tuple[Holder, ...]
-
-
-class Keeping(msgspec.Struct, frozen=True, array_like=True):
-    """What a node has to know about snapshots when a generation starts."""
-
-    partner: Holder | None = None  # whose memory takes a copy of what is taken here
-    snapshots: tuple[Snapshot, ...] = ()  # that can be restored from memory, the newest first
-    stride: Count = 1  # see `Stride`
-
-
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """The whole truth about a node: sent when it changes, and once per heartbeat."""
 
@@ -345,159 +295,6 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     sent: Time = 0.0  # by the clock of the agent
     held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
     stride: Count = 1  # that this node can keep up with
-
-
-# -- shards: what workers ask, and what their agent remembers of the answers (core/dealer.py, core/hand.py)
-
-
-class Deck(msgspec.Struct, frozen=True, array_like=True):
-    """Shards that are handed out one by one: `epochs` times a data set of `length` samples, `size` at a time."""
-
-    name: Name
-    length: Some
-    size: Some
-    epochs: Some
-    order: Name = ""  # of the samples: what ranks must agree on, and a checkpoint has to be of
-    save_every: Count = 0  # so many shards all ranks save together; 0: never
-    keeper: Count | None = None  # the rank that has the model, and says what is done; None: each rank for itself
-
-
-class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """Which shards are done: those below `next`, but for the open ones."""
-
-    next: Count = 0
-    open: tuple[Count, ...] = ()
-
-    @property
-    def done(self) -> int:
-        """How many."""
-        return self.next - len(self.open)
-
-
-class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """A rank is going to take shards of this deck, from where its checkpoint says; with a life higher than the last
-    one's it begins anew."""
-
-    deck: Deck
-    life: Count
-    base: Progress
-
-
-class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
-    """Give me a shard, or the one that I have. Answered when there is one, or something else to do."""
-
-    name: Name
-    life: Count
-    saves: Count  # that this rank has taken part in
-
-
-class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """What the holder made of this shard is in the model that the asking rank saves."""
-
-    name: Name
-    life: Count
-    number: Count
-    holder: Count  # a rank
-
-
-class Cut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
-    """This rank stands between two shards, for this save. Answered when all do."""
-
-    name: Name
-    life: Count
-    save: Count
-
-
-class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
-    """How far is it now? For a keeper, which knows what is in its model."""
-
-    name: Name
-    life: Count
-
-
-class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
-    """This rank has exited: its agent says so."""
-
-
-Question = Open | Take | Done | Cut | Read | Gone
-
-
-class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    number: Count
-
-
-class Due(msgspec.Struct, frozen=True, array_like=True, tag="due"):
-    """First all ranks save: this is the number of that save."""
-
-    save: Count
-
-
-class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """Every shard of every epoch is done."""
-
-
-class Marked(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
-    """It is noted. `counts` False: the shard is not the holder's, and what was made of it must not be kept."""
-
-    counts: bool = True
-
-
-class Unfit(msgspec.Struct, frozen=True, array_like=True, tag="unfit"):
-    """The question cannot be answered: the reason says what to change in the script."""
-
-    reason: Reason
-
-
-Finding = Taken | Due | Finished | Marked | Progress | Unfit
-
-
-class Inquiry(msgspec.Struct, frozen=True, array_like=True):
-    """A question as a worker sends it to its agent."""
-
-    generation: Count
-    rank: Count
-    question: Question
-
-
-class Query(msgspec.Struct, frozen=True, array_like=True, tag="query"):
-    """A worker's question, as its agent passes it on; asked again of whoever coordinates, until it is answered."""
-
-    generation: Count
-    ticket: Count
-    rank: Count
-    question: Question
-
-
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """The answer."""
-
-    generation: Count
-    ticket: Count
-    finding: Finding
-    low: Count = 0  # every shard below is done: nobody has to remember which
-
-
-class Hand(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks of a node have been told of one deck in this generation."""
-
-    deck: Deck
-    life: Count
-    base: Progress
-    low: Count = 0
-    done: tuple[Count, ...] = ()  # that a rank here has said
-    held: dict[Count, Count] = {}  # shards by rank
-    save: Count = 0  # the last one that a rank here took part in
-    cut: Progress = Progress()  # and what was done then
-
-
-class Hands(msgspec.Struct, frozen=True, array_like=True):
-    """All of that. With those of all members, whoever coordinates next knows what the one before it did."""
-
-    generation: Count
-    first: Count  # rank of this node
-    ranks: Count  # how many
-    hands: tuple[Hand, ...] = ()
-    gone: tuple[Count, ...] = ()  # ranks that have exited
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -523,6 +320,11 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
     keeper: Port = 0  # where its keeper listens; 0: nowhere
     hands: Hands | None = None  # the shards that its ranks have and have done
+
+    @property
+    def place(self) -> str:
+        """What an agent has in common with those before and after it in the same place."""
+        return self.key or self.name
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
@@ -553,21 +355,6 @@ class Paces(msgspec.Struct, frozen=True, array_like=True, tag="paces"):
 
     generation: Count
     paces: Annotated[tuple[Pace, ...], msgspec.Meta(max_length=65536)]
-
-
-class Findings(msgspec.Struct, frozen=True, array_like=True, tag="findings"):
-    """How a node did when it was checked: the answer to `Probe`. Figures are rates: more is better."""
-
-    term: Count
-    number: Count
-    alone: Reason = ""  # why it fails by itself
-    certain: bool = False  # and no second try is needed to say so
-    together: Reason = ""  # why it failed with its partners
-    figures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
-    facts: Annotated[dict[Name, Name], msgspec.Meta(max_length=64)] = {}  # what should be the same on all nodes
-    warnings: Annotated[tuple[Reason, ...], msgspec.Meta(max_length=64)] = ()
-    clock: Time = 0.0  # of its agent, when this was sent
-    wall: Time = 0.0  # and what a watch said there
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -635,19 +422,6 @@ class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
     measures: Measures
 
 
-class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
-    """Check this node: by itself, then with the others of its group. One that is still at an older one drops that."""
-
-    term: Count
-    number: Count  # of the round; grows
-    first_rank: Count
-    world_size: Count
-    master_addr: Address
-    master_port: Port
-    limit: Time  # seconds for all of it
-    perf: bool = False  # collectives of many sizes are measured
-
-
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
     """Say where your ranks are, at once: somewhere in the job one is late."""
 
@@ -671,12 +445,6 @@ class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
     generation: Count
     at: Count = 0  # 0: not named yet; whoever comes to one waits for that
     durable: bool = True  # and have it written to disk
-
-
-class Stride(msgspec.Struct, frozen=True, array_like=True, tag="stride"):
-    """One in so many snapshots, a power of two, is copied to other nodes: the same ones on all nodes."""
-
-    stride: Count
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):

@@ -1,0 +1,16 @@
+"""What messages are made of: what comes off the wire is no larger than what makes sense."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Name = Annotated[str, msgspec.Meta(max_length=255)]
+Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
+LONGEST_REASON = 1024
+Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
