@@ -138,6 +138,7 @@ class Job:
         self._closed = 0  # the newest one whose end has been judged
         self._authority = Authority(rules, now)
         self._successors: tuple[Successor, ...] = ()
+        self._before: tuple[Successor, ...] = ()  # those of the generation before, which has a say until it is settled
         self._nodes = Attendance()
         self._roster: dict[str, Assignment] = {}
         self._gathering = Gathering()
@@ -179,7 +180,7 @@ class Job:
         self._evictions = Evictions(self.rules, memory.ledger.bans)
         self._evictions.settle(now)
         self._authority = Authority(self.rules, now, memory.electorates)
-        self._successors, self._excluded = memory.successors, dict(memory.excluded)
+        self._successors, self._before, self._excluded = memory.successors, memory.before, dict(memory.excluded)
         self._gathering = Gathering(memory.roster, memory.names)
         if memory.electorates:
             self.generation = memory.electorates[0].generation
@@ -201,6 +202,7 @@ class Job:
             names={**self._gathering.names, **{name: self._nodes[name].name for name in self._roster}},
             electorates=tuple(self._authority.electorates),
             successors=self._successors,
+            before=self._before,
             failures=tuple(self._failures),
             departed=tuple(self._departed),
             hearsay=self._hearsay if self.phase is Phase.GATHERING else self.phase is Phase.RUNNING,
@@ -375,7 +377,7 @@ class Job:
             self.run, self.generation = charter.run, charter.ballots[0].generation
             self.restarts = self._charged = charter.restarts
             self._authority.adopt(charter)
-            self._successors = charter.successors
+            self._successors, self._before = charter.successors, charter.before
             self._excluded |= charter.excluded
             if charter.ledger is not None:
                 self._budget.hear(charter.ledger.tried)
@@ -422,7 +424,8 @@ class Job:
             self._send(name, Ack(node.report.seq, self.term.number, leased))
 
     def _charter(self, name: str, now: float) -> Charter:
-        succeeds = any(name == successor.node for successor in self._successors)
+        before = () if self._authority.settled else self._before
+        succeeds = any(name == successor.node for successor in (*self._successors, *before))
         return Charter(
             run=self.run,
             rules=self.rules,
@@ -432,6 +435,7 @@ class Job:
             excluded=dict(self._excluded),
             members=self._authority.electors(len(self._successors)) if succeeds else (),
             ledger=Ledger(self._budget.tell(), self._evictions.tell(now)) if succeeds else None,
+            before=before,
         )
 
     def _reported(self, name: str, report: Report, now: float, *, again: bool = False) -> None:
@@ -896,6 +900,7 @@ class Job:
         self._begin()
         head = self.term.by if self.term.by in self._roster else members[0].node
         self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
+        self._before = self._successors
         self._successors = tuple(
             Successor(j.node, j.name, j.addr, j.port) for j in (self._nodes[m.node].join for m in members) if j.port
         )[:SUCCESSORS]
