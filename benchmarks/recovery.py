@@ -190,9 +190,9 @@ def recoveries(contender: Contender, nproc: int, kills: int, text: str = SCRIPT)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         run, workers = stack.enter_context(job(contender, nproc, kills, place, text))
-        for done in range(kills):
+        for _ in range(kills):
             if contender.again:
-                told = partial(_said, run, contender.again, done + 1)
+                told = partial(_said_of_these, run, contender.again)
                 until(told, timeout=PATIENCE, runs=[run], what=contender.again)
             time.sleep(random.uniform(1.0, 1.5))  # in the midst of training, at no fixed distance from any timer
             killed_at, gone_at, workers = recover(run, place, workers)
@@ -202,8 +202,9 @@ def recoveries(contender: Contender, nproc: int, kills: int, text: str = SCRIPT)
             yield [*phases, ends[-1] - killed_at]
 
 
-def _said(run: Run, what: str, times: int) -> bool:
-    return run.log.read_text(errors="replace").count(what) >= times
+def _said_of_these(run: Run, what: str) -> bool:
+    """Whether the launcher said so since it started the workers that are there now."""
+    return what in run.log.read_text(errors="replace").rpartition("started rank")[2]
 
 
 def recover(run: Run, place: Path, workers: list[Marks]) -> tuple[float, float, list[Marks]]:

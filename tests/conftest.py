@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from hosts import SHM, Cluster, Host, entries
 from outlast.checkpoint import bucket
 from outlast.checkpoint.storage import Url
 from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
-from stores import BUCKET, KEYS, Proxy, s3_server
+from stores import BUCKET, KEYS, Proxy, as_google, s3_server
 
 # How long an example takes says something about the machine, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -135,8 +136,33 @@ def hosts() -> Iterator[Callable[[int], list[Host]]]:
 @pytest.fixture(scope="session")
 def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of an S3 server that all tests share."""
-    with s3_server(tmp_path_factory.mktemp("s3")) as port:
+    with s3_server(tmp_path_factory.mktemp("s3"), KEYS) as port:
         yield port
+
+
+@pytest.fixture(scope="session")
+def google_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of what stands in for Google's store."""
+    with s3_server(tmp_path_factory.mktemp("google"), {}) as port:
+        proxy = Proxy(port)
+        proxy.fault(".*", as_google)
+        yield proxy.url
+        proxy.close()
+
+
+@pytest.fixture
+def gs(google_url: str, monkeypatch: pytest.MonkeyPatch) -> Url:
+    """A prefix of this test alone, in a bucket of Google's."""
+    account = {"gcs_base_url": google_url, "disable_oauth": True}
+    nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps({**account, **nobody}))
+    return Url(f"gs://{BUCKET}/{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["s3", "gs"])
+def store(request: pytest.FixtureRequest, s3: Url, gs: Url) -> Url:
+    """A prefix of this test alone, in a bucket of either kind."""
+    return {"s3": s3, "gs": gs}[request.param]
 
 
 @pytest.fixture

@@ -138,7 +138,8 @@ def test_a_rank_that_comes_too_early_waits_for_rank_0_and_torch_is_not_refused(t
     assert [first[1], second[1]] == ["False", "True"]
     assert int(first[2]) > 0
     assert int(second[2]) > 0
-    assert not [line for line in process.lines if "socket" in line]  # neither rank 1 nor the store complains
+    # Neither rank 1 nor the store complains, but for torch's that no name server is there to ask who it was.
+    assert not [line for line in process.lines if "socket" in line and "hostname of the client" not in line]
 
 
 # -- what it learns

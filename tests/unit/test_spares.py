@@ -61,7 +61,7 @@ async def until(made: Nursery, reached: Callable[[Spares], bool]) -> Spares:
 
     spares._hear = partial(and_tell, hear)  # type: ignore[method-assign]
     spares.stock = partial(and_tell, stock)  # type: ignore[method-assign]
-    for spare in spares._there:
+    for spare in [*spares._ready, *spares._coming]:
         asyncio.get_running_loop().add_reader(spare.link, spares._hear, spare)
     while not reached(spares):
         heard.clear()
@@ -73,7 +73,7 @@ async def until(made: Nursery, reached: Callable[[Spares], bool]) -> Spares:
 async def spares_of(made: Nursery) -> list[int]:
     """The pids of the spares, once they are ready."""
     spares = await until(made, lambda spares: len(spares._ready) == 2)
-    return [spare.pid for spare in spares._there]
+    return [spare.pid for spare in spares._ready]
 
 
 def test_spares_become_the_workers_and_there_are_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +87,27 @@ def test_spares_become_the_workers_and_there_are_new_ones(tmp_path: Path, monkey
         assert [(end.code, end.errors) for end in ends] == [(0, "")] * 2
         after = await spares_of(made)
         assert not set(after) & set(before)
+
+    spare_nursery(body, tmp_path, monkeypatch)
+
+
+def test_they_are_there_until_those_of_a_zygote_that_knows_more_are_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(made: Nursery) -> None:
+        before = await spares_of(made)
+        spares, serving = made.zygote._spares, made.zygote._serving
+        assert spares is not None
+        assert serving is not None
+        spares.stock(serving)  # whose they are: nothing to do
+        assert not spares._coming
+        another = serving.successor()
+        spares.stock(another)
+        assert [spare.pid for spare in spares._ready] == before
+        after = await until(made, lambda spares: not spares._coming)
+        assert not {spare.pid for spare in after._ready} & set(before)
+        assert not any(map(alive, before))
+        another.end()
 
     spare_nursery(body, tmp_path, monkeypatch)
 

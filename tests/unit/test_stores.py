@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import sys
@@ -31,6 +32,8 @@ from stores import Held, Proxy, cut_answer, cut_off, full, hand_on, lost_answer,
 PIECE = 1 << 18
 PART = 5 << 20  # less is refused by S3, but for the last one
 
+of_s3 = pytest.mark.parametrize("store", ["s3"], indirect=True)  # what goes through the proxy before it
+
 
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> memoryview:
@@ -48,11 +51,11 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 
 
 @pytest.fixture
-def checkpointer(s3: Url) -> Iterator[Callable[..., Checkpointer]]:
+def checkpointer(store: Url) -> Iterator[Callable[..., Checkpointer]]:
     made = []
 
     def make(**options: Any) -> Checkpointer:
-        made.append(Checkpointer(s3, **options))
+        made.append(Checkpointer(store, **options))
         return made[-1]
 
     yield make
@@ -83,19 +86,19 @@ def damage(url: Url, name: str, at: int) -> None:
     obstore.put(store, key, bytes(data))
 
 
-def test_a_slot_becomes_a_checkpoint(arena: Arena, s3: Url) -> None:
-    outcome = stored(arena, s3, 1)
-    assert outcome == Outcome(mark(1), 1, path=f"{s3}/step-00000001-ab.1")
-    (found,) = disk.found(s3)
+def test_a_slot_becomes_a_checkpoint(arena: Arena, store: Url) -> None:
+    outcome = stored(arena, store, 1)
+    assert outcome == Outcome(mark(1), 1, path=f"{store}/step-00000001-ab.1")
+    (found,) = disk.found(store)
     assert disk.verify(found.path) == []
-    assert sorted(storage_of(s3).sizes(found.path.name)) == [".metadata", "__0_0.distcp", "manifest.json"]
-    assert storage_of(s3).read(f"{found.path.name}/__0_0.distcp") == bytes([1]) * SIZE
-    assert stored(arena, s3, 1) == outcome  # written once, whoever asks again
-    assert len(disk.found(s3)) == 1
+    assert sorted(storage_of(store).sizes(found.path.name)) == [".metadata", "__0_0.distcp", "manifest.json"]
+    assert storage_of(store).read(f"{found.path.name}/__0_0.distcp") == bytes([1]) * SIZE
+    assert stored(arena, store, 1) == outcome  # written once, whoever asks again
+    assert len(disk.found(store)) == 1
 
 
 def test_a_training_goes_on_and_dcp_reads_what_lies_there(
-    checkpointer: Callable[..., Checkpointer], s3: Url, tmp_path: Path
+    checkpointer: Callable[..., Checkpointer], store: Url, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     state = {"model": torch.nn.Linear(300, 70), "epoch": 3, "rest": torch.arange(10.0)}
@@ -107,10 +110,10 @@ def test_a_training_goes_on_and_dcp_reads_what_lies_there(
     assert checkpointer().restore(again) == 7
     assert torch.equal(again["model"].weight, state["model"].weight)
     assert (again["epoch"], again["rest"].sum()) == (3, 45)
-    (found,) = disk.found(s3)
+    (found,) = disk.found(store)
     assert checkpointer().restore(dict(again), source=found.path) == 7
-    for name in storage_of(s3).sizes(found.path.name):
-        (tmp_path / name).write_bytes(storage_of(s3).read(f"{found.path.name}/{name}"))
+    for name in storage_of(store).sizes(found.path.name):
+        (tmp_path / name).write_bytes(storage_of(store).read(f"{found.path.name}/{name}"))
     into = {"rest": torch.zeros(10)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,7 +123,7 @@ def test_a_training_goes_on_and_dcp_reads_what_lies_there(
 
 def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
     checkpointer: Callable[..., Checkpointer],
-    s3: Url,
+    store: Url,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,7 +132,7 @@ def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
     for step in (1, 2):
         saver.save(step, {"x": torch.full((200_000,), float(step))}, durable=True)
         saver.wait()
-    newest = disk.found(s3)[0].path
+    newest = disk.found(store)[0].path
     assert isinstance(newest, Url)
     damage(newest, "__0_0.distcp", PIECE + 5)
     state: dict[str, Any] = {"x": None}
@@ -137,17 +140,17 @@ def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
     assert bool((state["x"] == 1).all())
     said = [record.getMessage() for record in caplog.records if record.name == "outlast"]
     assert said == [f"{newest}/__0_0.distcp is damaged in chunk 1 (from byte {PIECE}); trying the one before it"]
-    assert steps(s3) == [2, 1]
+    assert steps(store) == [2, 1]
 
 
 def test_what_is_fetched_from_one_that_is_damaged_is_never_used(
-    s3: Url, checkpointer: Callable[..., Checkpointer]
+    store: Url, checkpointer: Callable[..., Checkpointer]
 ) -> None:
     """Also without the look at every byte that comes first: of a checkpoint that is given by its address."""
     saver = checkpointer()
     saver.save(1, {"x": torch.ones(1000), "y": torch.ones(10)}, durable=True)
     saver.wait()
-    (found,) = disk.found(s3)
+    (found,) = disk.found(store)
     assert isinstance(found.path, Url)
     damage(found.path, "__0_0.distcp", 2000)
     state = {"x": torch.zeros(1000)}
@@ -157,51 +160,51 @@ def test_what_is_fetched_from_one_that_is_damaged_is_never_used(
 
 
 def test_what_has_no_manifest_does_not_exist_and_is_finished_or_cleared(
-    arena: Arena, s3: Url, monkeypatch: pytest.MonkeyPatch
+    arena: Arena, store: Url, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> str:
         raise OSError(5, "as if killed")
 
-    slots = [fill(arena, step, mark(step - 1), directory=str(s3), durable=True) for step in (1, 2)]
+    slots = [fill(arena, step, mark(step - 1), directory=str(store), durable=True) for step in (1, 2)]
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "publish", killed)
         for step, slot in enumerate(slots, 1):
             assert "as if killed" in persist([slot.path], ticket(step)).problem
-    assert steps(s3) == []
-    assert [draft.sequence for draft in storage_of(s3).drafts()] == [1, 2]
-    storage_of(s3).discard("step-00000001-ab.1", ["shard-0.json"])
-    disk.finish_drafts(s3)
-    assert [(each.step, disk.verify(each.path)) for each in disk.found(s3)] == [(2, [])]
-    assert disk.clear_drafts(s3) == []  # it could still be written to
+    assert steps(store) == []
+    assert [draft.sequence for draft in storage_of(store).drafts()] == [1, 2]
+    storage_of(store).discard("step-00000001-ab.1", ["shard-0.json"])
+    disk.finish_drafts(store)
+    assert [(each.step, disk.verify(each.path)) for each in disk.found(store)] == [(2, [])]
+    assert disk.clear_drafts(store) == []  # it could still be written to
     save = ticket(3).save
-    assert [draft.sequence for draft in disk.clear_drafts(s3, save)] == [1]
-    assert storage_of(s3).drafts() == []
-    assert storage_of(s3).sizes("step-00000001-ab.1") == {}
+    assert [draft.sequence for draft in disk.clear_drafts(store, save)] == [1]
+    assert storage_of(store).drafts() == []
+    assert storage_of(store).sizes("step-00000001-ab.1") == {}
 
 
-def test_many_who_find_all_parts_at_once_make_one_checkpoint(arena: Arena, s3: Url) -> None:
+def test_many_who_find_all_parts_at_once_make_one_checkpoint(arena: Arena, store: Url) -> None:
     save = ticket(1).save
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk, "commit", lambda *_: None)
-        assert not stored(arena, s3, 1).problem
+        assert not stored(arena, store, 1).problem
     with ThreadPoolExecutor(4) as pool:
-        paths = set(pool.map(disk.commit, [s3] * 4, [save] * 4))
-    assert paths == {s3 / "step-00000001-ab.1"}
-    before = disk.read_manifest(s3 / "step-00000001-ab.1")
-    assert not storage_of(s3).create("step-00000001-ab.1/manifest.json", b"another")
-    assert disk.read_manifest(s3 / "step-00000001-ab.1") == before
+        paths = set(pool.map(disk.commit, [store] * 4, [save] * 4))
+    assert paths == {store / "step-00000001-ab.1"}
+    before = disk.read_manifest(store / "step-00000001-ab.1")
+    assert not storage_of(store).create("step-00000001-ab.1/manifest.json", b"another")
+    assert disk.read_manifest(store / "step-00000001-ab.1") == before
 
 
-def test_saves_of_two_jobs_under_one_prefix_are_kept_apart(arena: Arena, s3: Url) -> None:
-    stored(arena, s3, 1)
-    mine = ticket(1, directory=str(s3), durable=True)
+def test_saves_of_two_jobs_under_one_prefix_are_kept_apart(arena: Arena, store: Url) -> None:
+    stored(arena, store, 1)
+    mine = ticket(1, directory=str(store), durable=True)
     theirs = msgspec.structs.replace(mine, save=msgspec.structs.replace(mine.save, run="cd"))
     slot = arena.slots()[0]
     slot.seal(theirs)
     outcome = persist([slot.path], theirs)
-    assert outcome.path == f"{s3}/step-00000001-cd.1"
-    assert {each.path.name for each in disk.found(s3)} == {"step-00000001-ab.1", "step-00000001-cd.1"}
-    assert [disk.verify(each.path) for each in disk.found(s3)] == [[], []]
+    assert outcome.path == f"{store}/step-00000001-cd.1"
+    assert {each.path.name for each in disk.found(store)} == {"step-00000001-ab.1", "step-00000001-cd.1"}
+    assert [disk.verify(each.path) for each in disk.found(store)] == [[], []]
 
 
 def test_the_newest_are_kept_and_a_manifest_goes_first(arena: Arena, s3: Url, proxy: Proxy) -> None:
@@ -225,6 +228,12 @@ def test_a_large_file_goes_up_in_parts(s3: Url, proxy: Proxy, in_parts: memoryvi
     assert disk.verify_file(s3, file) == []
     spans = [(0, 7), (7, PART), (PART + 7, PART + 993)]
     assert b"".join(storage_of(s3.parent).ranges(f"{s3.name}/large", spans)) == in_parts
+
+
+def test_a_large_file_comes_back_as_it_went_up(store: Url, in_parts: memoryview) -> None:
+    storage_of(store).stream("large", len(in_parts), iter([in_parts[:PART], in_parts[PART:]]))
+    assert storage_of(store).sizes("") == {"large": len(in_parts)}
+    assert storage_of(store).read("large") == in_parts
 
 
 @pytest.mark.parametrize("fault", [unavailable, cut_off, cut_answer])
@@ -281,6 +290,7 @@ def test_a_commit_of_which_nobody_heard_is_there_whole(arena: Arena, s3: Url, pr
     assert [(each.step, disk.verify(each.path)) for each in disk.found(s3)] == [(1, [])]
 
 
+@of_s3
 def test_a_slow_store_keeps_nobody_waiting(checkpointer: Callable[..., Checkpointer], s3: Url, proxy: Proxy) -> None:
     held, saver, state = Held(), checkpointer(), {"x": torch.zeros(1000)}
     proxy.fault("PUT .*distcp", held, times=1)
@@ -294,6 +304,7 @@ def test_a_slow_store_keeps_nobody_waiting(checkpointer: Callable[..., Checkpoin
     assert [disk.verify(each.path) for each in disk.found(s3)] == [[], []]
 
 
+@of_s3
 def test_an_unreachable_store_is_not_an_empty_one(checkpointer: Callable[..., Checkpointer], proxy: Proxy) -> None:
     """Nor is an older checkpoint taken because the newest cannot be reached just now."""
     saver = checkpointer()
@@ -353,24 +364,25 @@ def test_an_address_that_cannot_be_is_refused(given: str | Path, said: str) -> N
 
 
 def test_the_commands_work_on_a_store(
-    arena: Arena, s3: Url, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arena: Arena, store: Url, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["checkpoints", "list", s3]) == 2
+    assert main(["checkpoints", "list", store]) == 2
     assert "holds no checkpoints of Outlast" in capsys.readouterr().err
     for step in (1, 2, 3):
-        stored(arena, s3, step)
-    assert main(["checkpoints", "list", s3]) == 0
+        stored(arena, store, step)
+    assert main(["checkpoints", "list", store]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("step-00000003-ab.3  3 ")
-    assert main(["checkpoints", "verify", s3]) == 0
-    damage(s3 / "step-00000002-ab.2", "__0_0.distcp", 9)
-    assert main(["checkpoints", "verify", s3]) == 1
+    assert main(["checkpoints", "verify", store]) == 0
+    damage(store / "step-00000002-ab.2", "__0_0.distcp", 9)
+    assert main(["checkpoints", "verify", store]) == 1
     assert "step-00000002-ab.2/__0_0.distcp is damaged in chunk 0" in capsys.readouterr().out
-    assert main(["checkpoints", "show", s3 / "step-00000003-ab.3"]) == 0
-    assert main(["checkpoints", "prune", s3, "--keep-last=1"]) == 0
+    assert main(["checkpoints", "show", store / "step-00000003-ab.3"]) == 0
+    assert main(["checkpoints", "prune", store, "--keep-last=1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 left"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    for name in ("AWS_ENDPOINT_URL", "GOOGLE_SERVICE_ACCOUNT_KEY"):
+        monkeypatch.setenv(name, re.sub(r"http://[0-9.:]+", "http://127.0.0.1:1", os.environ[name]))
     monkeypatch.setitem(bucket.RETRIES, "max_retries", 0)
-    assert main(["checkpoints", "list", s3]) == 2
+    assert main(["checkpoints", "list", store]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

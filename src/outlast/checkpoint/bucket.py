@@ -44,6 +44,8 @@ _REFUSED = re.compile(
 _SAID = re.compile(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", re.DOTALL)
 _STATUS = re.compile(r"status code: (\d+[A-Za-z -]*)")
 _CAUSE = re.compile(r'message: "(.*?)"|kind: (Timeout|Decode|Interrupted)\b|\b(TimedOut|IncompleteMessage)\b')
+_S3_ENDPOINT = re.compile(r"^AWS_ENDPOINT\w*=http://")
+_GOOGLE_ENDPOINT = re.compile(r'^GOOGLE_SERVICE_ACCOUNT_KEY=.*"gcs_base_url"\s*:\s*"http://', re.DOTALL)
 
 T = TypeVar("T")
 
@@ -252,8 +254,7 @@ def _connect(scheme: str, bucket: str, environment: tuple[tuple[str, str], ...])
             f"checkpoints in {scheme}://{bucket} need obstore: pip install 'outlast[stores]'", name=error.name
         ) from None
     client: dict[str, Any] = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
-    if scheme == "gs":
-        return store.GCSStore(bucket, client_options=client, retry_config=RETRIES)
-    if any(name.startswith("AWS_ENDPOINT") and value.startswith("http://") for name, value in environment):
+    kind, endpoint = (store.GCSStore, _GOOGLE_ENDPOINT) if scheme == "gs" else (store.S3Store, _S3_ENDPOINT)
+    if any(endpoint.search(f"{name}={value}") for name, value in environment):
         client["allow_http"] = True  # who names it so means it so
-    return store.S3Store(bucket, client_options=client, retry_config=RETRIES)
+    return kind(bucket, client_options=client, retry_config=RETRIES)
