@@ -20,13 +20,16 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import outlast
+from outlast import board as boards
 from outlast.checkpoint import arena as arenas
+from outlast.checkpoint import checkpointer as checkpointers
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import Unsavable, template
 from outlast.checkpoint.reader import parse
 from outlast.checkpoint.state import flatten, nest
+from outlast.worker.session import Session
 
 
 @pytest.fixture
@@ -461,3 +464,28 @@ def test_flat_and_nested_are_the_same() -> None:
         assert same(
             {k: v for k, v in back.items() if k != "float8"}, {str(k): v for k, v in nested.items() if k != "float8"}
         )
+
+
+def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the node's memory: the second would overwrite what the first has there, and take its answers."""
+    board = boards.Board(1)
+    monkeypatch.setattr(checkpointers, "session", Session({boards.VARIABLE: board.address(0)}))
+    monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
+    first, second = Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two")
+    state = {"w": torch.ones(3)}
+    first.save(5, state)
+    with pytest.raises(RuntimeError, match=r"one saves in this process already.*close\(\) it"):
+        second.save(6, {"w": torch.zeros(3)})
+    assert second.restore({"w": torch.zeros(3)}) == 0
+    again = {"w": torch.zeros(3)}
+    assert first.restore(again) == 5
+    assert same(again, state)
+    first.close()
+    second.save(6, state)
+    second.close()
+    third, fourth = Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two")
+    third.save(7, state)
+    del third  # nobody can save with it any more
+    fourth.save(8, state)
+    fourth.close()
+    board.close()

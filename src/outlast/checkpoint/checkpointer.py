@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
@@ -35,6 +36,10 @@ log = logging.getLogger("outlast")
 # The last collectives, and what they were about. Who lets go of them last is else a thread of the process group's; if
 # the script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts.
 _KEPT: list[Any] = []
+
+# Who has this worker's place in the node's memory. Of two, each would overwrite what the other needs, the node would
+# send and write only what is newest of both, and a planned change would halt before the second has saved.
+_saving: weakref.ref[Checkpointer] | None = None
 
 
 class Checkpointer:
@@ -290,8 +295,20 @@ class Checkpointer:
 
     def _memory(self) -> Arena:
         if self._arena is None:
+            if self._place is not None:
+                self._take_place()
             self._arena = Arena(self._place, self._number, most=MOST + MORE if self._replicated else MOST)
         return self._arena
+
+    def _take_place(self) -> None:
+        global _saving
+        other = _saving() if _saving is not None else None
+        if other is not None and other is not self and other._arena is not None:
+            raise RuntimeError(
+                f"the Checkpointer of {other._directory} saves in this process already, and there is room for one: "
+                f"save this state with it as well, or close() it before this one, of {self._directory}, saves"
+            )
+        _saving = weakref.ref(self)
 
     def _history(self) -> tuple[float, int]:
         """How long this job has had snapshots, and how often it was lined up anew since; as this node knows."""
