@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -29,6 +30,7 @@ from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import Unsavable, template
 from outlast.checkpoint.reader import parse
 from outlast.checkpoint.state import flatten, nest
+from outlast.cli import checkpoints
 from outlast.worker.session import Session
 
 
@@ -172,15 +174,26 @@ def test_whatever_is_in_a_state_comes_back_as_it_was(checkpointer: Callable[...,
     assert disk.verify(tmp_path / "ck" / "step-00000001") == []
 
 
-def test_ten_thousand_tiny_tensors(checkpointer: Callable[..., Checkpointer]) -> None:
-    state = {"all": {f"t{number}": torch.full((3,), float(number)) for number in range(10_000)}}
+@pytest.mark.timeout(900)  # seconds of work, which may be minutes beside others
+def test_a_hundred_thousand_tiny_tensors(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {"all": {f"t{number}": torch.full((4,), float(number)) for number in range(100_000)}}
     saver = checkpointer()
     saver.save(1, state, durable=True)
-    saver.save(2, state)
     saver.wait()
+    assert checkpoints.main(["verify", str(tmp_path / "ck")]) == 0
+    assert checkpoints.main(["show", str(tmp_path / "ck")]) == 0
+    assert "step-00000001: whole" in capsys.readouterr().out
     again: dict[str, Any] = {"all": None}
     assert checkpointer().restore(again) == 1
-    assert same(again, state)
+    assert torch.equal(torch.stack(list(again["all"].values())), torch.stack(list(state["all"].values())))
+    saver.save(2, {"all": again["all"]})
+    for value in state["all"].values():
+        value.zero_()
+    assert saver.restore(state) == 2  # from memory
+    assert torch.equal(torch.stack(list(state["all"].values())), torch.stack(list(again["all"].values())))
+    assert gc.isenabled()
 
 
 def test_tied_tensors_stay_tied(checkpointer: Callable[..., Checkpointer]) -> None:

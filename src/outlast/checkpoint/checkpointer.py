@@ -20,6 +20,7 @@ from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
+from outlast.checkpoint.collector import paused
 from outlast.checkpoint.flight import Runway
 from outlast.checkpoint.format import Damaged, Save
 from outlast.checkpoint.interval import Every, Interval
@@ -205,6 +206,7 @@ class Checkpointer:
             outcome = self._writer().wait() if halt.durable else None
             boundaries.seal(None if outcome is not None and outcome.problem else step)
 
+    @paused()
     def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> Plan:
         if self._rank == 0:
             with suppress(OSError):  # the writer will say so
@@ -219,6 +221,7 @@ class Checkpointer:
         while not self._fill(plan, self._layout, step, values, durable, later):
             self._layout = self._lay_out(plan, values)  # an object has outgrown its place
 
+    @paused()
     def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
         layout = Layout(plan, values)
         self._memory().prepare(layout.size)
@@ -280,6 +283,7 @@ class Checkpointer:
             blanks=len(plan.blanks),
         )
 
+    @paused()
     def _places(self, slot: Slot, layout: Layout) -> list[torch.Tensor | None]:
         known = self._furnished.get(slot.inode)
         if known is None or known.layout != layout.name:
@@ -387,6 +391,7 @@ class Checkpointer:
             self._newest = where  # the only one there is: not to be overwritten by the next save
         return problem
 
+    @paused()
     def _load(self, opening: AbstractContextManager[Source], state: Mapping[str, Any]) -> str:
         """Load it, or say what is damaged. Raises OSError if nothing can be known of it: an older one is not better."""
         problem, known, source = "", True, None
