@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from outlast.checkpoint.collector import paused
+
 Path = tuple[str | int, ...]
 Nested = dict[str, Any]
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -94,6 +96,7 @@ def owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> torch.n
     return None
 
 
+@paused()
 def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
     """Leaves by full name, as DCP names them, and the way to each.
 
@@ -106,22 +109,21 @@ def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]
     flat: dict[str, Any] = {}
     paths: dict[str, Path] = {}
 
-    def visit(path: Path, value: Any) -> None:
+    def visit(name: str, path: Path, value: Any) -> None:
         mapping, sequence = _contains(value.__class__)
         if mapping and value and (_texts(value) or _has_tensors(value)):
             for key, inner in value.items():
-                visit((*path, str(key)), inner)
+                visit(f"{name}.{key}", (*path, str(key)), inner)
         elif sequence and any(isinstance(each, Mapping) or _has_tensors(each) for each in value):
             for index, inner in enumerate(value):
-                visit((*path, index), inner)
+                visit(f"{name}.{index}", (*path, index), inner)
         else:
-            name = ".".join(map(str, path))
             if name in flat:
                 raise ValueError(f"two things in the state are called {name}: rename one")
             flat[name], paths[name] = value, path
 
     for key, value in nested.items():
-        visit((str(key),), value)
+        visit(str(key), (str(key),), value)
     return flat, paths
 
 
