@@ -648,6 +648,12 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
     perf: bool = False  # collectives of many sizes are measured
 
 
+class Notice(msgspec.Struct, frozen=True, array_like=True, tag="notice"):
+    """For whoever reads this node's log: the coordinator's own may lie on another host."""
+
+    text: Reason
+
+
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
     """Say where your ranks are, at once: somewhere in the job one is late."""
 
@@ -715,6 +721,7 @@ FromCoordinator = (
     | Measure
     | Agreed
     | Probe
+    | Notice
     | Look
     | Named
     | Stride

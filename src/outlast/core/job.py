@@ -25,7 +25,7 @@ from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget, root_first
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change, belongs_on_disk
-from outlast.core.check_table import summary
+from outlast.core.check_table import notice, summary
 from outlast.core.checks import Row
 from outlast.core.checks import Standing as Fitness
 from outlast.core.dealer import Dealer
@@ -74,6 +74,7 @@ from outlast.messages import (
     Join,
     Leaving,
     Named,
+    Notice,
     Over,
     Refuse,
     Report,
@@ -93,6 +94,7 @@ from outlast.messages import (
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
 NAMES_SHOWN = 8  # of nodes, in one line
+BRIEF = 200  # characters of why a node is left out
 SHORT = 2000  # characters of a failure that followed another
 FAILURES_KEPT = 16  # of one generation, the first ones
 FIRST = Term(1)
@@ -989,6 +991,9 @@ class Job:
         for name, row in here.items():
             if row.standing is Fitness.ASIDE or (row.standing is Fitness.SLOW and self.rules.exclude_straggler):
                 self._do_without(self._nodes[name], row, now)
+        if not self.rules.check_only and (line := notice(result, self._ready, self._host())):
+            waits = "" if self._world(len(self._ready)) else f"; waiting for at least {self.rules.min_nodes}"
+            self._tell_elsewhere(f"{line}{waits}")
         if self.rules.check_only:
             self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
         elif not (self._formed or self._ready) and result.of(Fitness.FAULTY):
@@ -1149,6 +1154,12 @@ class Job:
             if self._nodes[name].connected:
                 self._send(name, message)
 
+    def _tell_elsewhere(self, text: str) -> None:
+        """Say it in the logs of nodes that do not have ours."""
+        for name, node in self._nodes.items():
+            if node.connected and name != self.term.by:
+                self._send(name, Notice(text))
+
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
         if why in self._departed:
@@ -1193,11 +1204,25 @@ class Job:
         r = self.rules
         return world_of(available, least=r.min_nodes, most=r.max_nodes, unit=r.node_unit)
 
+    def _host(self) -> str:
+        """The name of the node in whose log ours is."""
+        return self._nodes[self.term.by].name if self.term.by in self._nodes else ""
+
     def _needed(self) -> str:
         r = self.rules
         unit = f" (in units of {r.node_unit})" if r.node_unit > 1 else ""
         here = f"{len(self._ready)} here" + (f": {_names(self._ready.values())}" if self._ready else "")
-        return f"at least {_count(r.min_nodes, 'node')}{unit}; {here}"
+        return f"at least {_count(r.min_nodes, 'node')}{unit}; {here}{self._to_replace()}"
+
+    def _to_replace(self) -> str:
+        """Who is here and left out, and what to do about it."""
+        here = [node for node in self._nodes.values() if node.connected and not node.leaving]
+        out = [node for node in here if _place_of(node.join) in self._left_out]
+        why = {node.name: self._budget.bans[_place_of(node.join)].reason for node in out[:NAMES_SHOWN]}
+        named = [f"{name} ({reason[:BRIEF]})" for name, reason in why.items()]
+        if not named:
+            return ""
+        return f"; left out: {'; '.join(named)}; to replace them, start the same command on other nodes"
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and node in self._nodes:
