@@ -10,7 +10,7 @@ from test_job import FAILURE, Rehearsal, sent
 
 from outlast.core.events import Command, Cordon, Found, Lost, Note, Send, Tick
 from outlast.core.job import Phase
-from outlast.messages import Cause, FailoverStrategy, Findings, Notice, Over, Probe, Start, State
+from outlast.messages import LONGEST_REASON, Cause, FailoverStrategy, Findings, Notice, Over, Probe, Start, State
 
 
 class Checked(Rehearsal):
@@ -108,6 +108,17 @@ def test_who_was_left_out_and_why_is_in_the_log_of_every_node_and_where_the_tabl
     told = {c.node: c.message.text for c in out if isinstance(c, Send) and isinstance(c.message, Notice)}
     assert set(told) == {"b", "c"}, "a hosts the coordinator, and has the table itself"
     assert set(told.values()) == {"left out: b, faulty: killed (the table is in the log of node a)"}
+
+
+def test_a_line_about_many_that_did_not_pass_is_no_longer_than_a_node_takes() -> None:
+    nodes = [f"{letter}{'-long' * 48}" for letter in "abcdefghijkl"]
+    here = Checked(min_nodes=1, max_nodes=12)
+    here.dies, here.slow = nodes[1:4], nodes[4:7]
+    for node in nodes[:-1]:
+        here.join(node)
+    out = here.settle(here.join(nodes[-1]))
+    told = [c.message.text for c in out if isinstance(c, Send) and isinstance(c.message, Notice)]
+    assert max(map(len, told)) == LONGEST_REASON
 
 
 def test_a_job_with_too_few_fit_nodes_says_whom_it_waits_for_and_what_to_do() -> None:

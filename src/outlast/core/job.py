@@ -1158,7 +1158,7 @@ class Job:
         """Say it in the logs of nodes that do not have ours."""
         for name, node in self._nodes.items():
             if node.connected and name != self.term.by:
-                self._send(name, Notice(text))
+                self._send(name, Notice(text[:LONGEST_REASON]))
 
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
