@@ -27,7 +27,7 @@ from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change, belongs_on_disk
-from outlast.core.check_table import summary
+from outlast.core.check_table import notice, summary
 from outlast.core.checks import Standing as Fitness
 from outlast.core.dealer import Dealer
 from outlast.core.events import (
@@ -58,7 +58,7 @@ from outlast.core.gathering import Gathering, Powerless
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member, is_news
-from outlast.core.phrases import count, listed
+from outlast.core.phrases import NAMES_SHOWN, count, listed
 from outlast.core.roster import assign, last_ranks, line_up, world_of
 from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
@@ -77,6 +77,7 @@ from outlast.messages import (
     Join,
     Leaving,
     Ledger,
+    Notice,
     Over,
     Refuse,
     Report,
@@ -91,9 +92,11 @@ from outlast.messages import (
     Welcome,
     Wish,
 )
+from outlast.messages.fields import LONGEST_REASON
 from outlast.messages.snapshots import Stride
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
+BRIEF = 200  # characters of why a node is left out
 FIRST = Term(1)
 SUCCESSORS = 8  # nodes that know that they may have to host the coordinator
 
@@ -955,6 +958,12 @@ class Job:
         for name, _ in self._nodes.here(self._roster):
             self._send(name, message)
 
+    def _tell_elsewhere(self, text: str) -> None:
+        """Say it in the logs of nodes that do not have ours."""
+        for name, _ in self._nodes.here():
+            if name != self.term.by:
+                self._send(name, Notice(text[:LONGEST_REASON]))
+
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
         if why in self._departed:
@@ -1029,6 +1038,9 @@ class Job:
                 self._out.append(Cordon(node.name, sentence.why, sentence.seconds))
             self._place(sentence.node, node)
         self._last_call = now  # it took long enough
+        if not self.rules.check_only and (line := notice(result, self._nodes.ready, self._host())):
+            waits = "" if self._world(len(self._nodes.ready)) else f"; waiting for at least {self.rules.min_nodes}"
+            self._tell_elsewhere(f"{line}{waits}")
         if self.rules.check_only:
             self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
         elif not (self._formed or self._nodes.ready) and result.of(Fitness.FAULTY):
@@ -1040,12 +1052,25 @@ class Job:
         r = self.rules
         return world_of(available, least=r.min_nodes, most=r.max_nodes, unit=r.node_unit)
 
+    def _host(self) -> str:
+        """The name of the node in whose log ours is."""
+        return self._nodes[self.term.by].name if self.term.by in self._nodes else ""
+
     def _needed(self) -> str:
         r = self.rules
         unit = f" (in units of {r.node_unit})" if r.node_unit > 1 else ""
         ready = self._nodes.ready
         here = f": {_names(ready.values())}" if ready else ""
-        return f"at least {count(r.min_nodes, 'node')}{unit}; {len(ready)} here{here}"
+        return f"at least {count(r.min_nodes, 'node')}{unit}; {len(ready)} here{here}{self._to_replace()}"
+
+    def _to_replace(self) -> str:
+        """Who is here and left out, and what to do about it."""
+        out = [node for _, node in self._nodes.here() if not node.leaving and self._evictions.is_out(node.place)]
+        why = {node.name: self._evictions.bans[node.place].reason for node in out[:NAMES_SHOWN]}
+        named = [f"{name} ({reason[:BRIEF]})" for name, reason in why.items()]
+        if not named:
+            return ""
+        return f"; left out: {'; '.join(named)}; to replace them, start the same command on other nodes"
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and node in self._nodes:

@@ -432,6 +432,12 @@ class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
     measures: Measures
 
 
+class Notice(msgspec.Struct, frozen=True, array_like=True, tag="notice"):
+    """For whoever reads this node's log: the coordinator's own may lie on another host."""
+
+    text: Reason
+
+
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
     """Say where your ranks are, at once: somewhere in the job one is late."""
 
@@ -493,6 +499,7 @@ FromCoordinator = (
     | Measure
     | Agreed
     | Probe
+    | Notice
     | Look
     | Named
     | Stride
