@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 import machine
 from hosts import SHM, Cluster, Host, entries
@@ -22,6 +23,10 @@ from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
 from stores import BUCKET, KEYS, Proxy, s3_server
 
 EXIT_TIMEOUT = 5.0  # for those that were told to end and are on their way
+
+# For a long look, at other examples each time: `pytest tests/simulation/test_every_sample.py --timeout=0
+# --hypothesis-profile=campaign`.
+settings.register_profile("campaign", max_examples=5000, deadline=None, print_blob=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
