@@ -323,7 +323,7 @@ def outcome(kind: type[Contender], story: Story) -> Outcome:
         for made, (epoch, step, samples) in enumerate(islice(train(story, ranks, saved), until), 1):
             model[epoch].update(samples)
             if made % story.save_every == 0:
-                states = {number: Saved(epoch, step, rank.state(step)) for number, rank in enumerate(ranks)}
+                states = {at: Saved(epoch, step, rank.state(step)) for at, rank in enumerate(ranks)}
                 survivor = [each.copy() for each in model], {**saved, **states}
     repeats = [seen.total() - len(seen) for seen in model]
     padded = sum(min(each, max(WORLDS) - 1) for each in repeats)
