@@ -1,10 +1,10 @@
 """How long a save keeps training waiting: Outlast against memcpy, torch.save, DCP's save and async_save, and DLRover.
 
-Each contender saves the same state again and again, on one rank or on two (gloo) that have half of it each, with some
-time in between, as a training would leave; asynchronous ones are awaited before the next save, so that none is measured
-while it still works on the one before. The first save is shown apart: it makes what the others use again. Restoring
-is from what was saved last: for Outlast and DLRover from memory, for the others from disk, out of the page cache.
-Outlast and DLRover run under their launchers, as they would.
+Each contender saves the same state again and again, on one rank or on two (gloo) that have half of each tensor, with
+some time in between, as a training would leave; asynchronous ones are awaited before the next save, so that none is
+measured while it still works on the one before. The first save is shown apart: it makes what the others use again.
+Restoring is from what was saved last: for Outlast and DLRover from memory, for the others from disk, out of the page
+cache. Outlast and DLRover run under their launchers, as they would.
 
 The limit of a save is memcpy into shared memory that was touched before, by as many ranks; that of a restore is the
 copy back. "To disk" is how long after the return of `save` the state was on disk to stay, or how long a save took that
@@ -37,7 +37,7 @@ from typing import Any
 
 import peers
 
-PIECES = 96  # tensors, as a model of some layers has
+PIECES, WIDTH = 96, 1024  # tensors, as a model of some layers has
 CHUNK = 16 * 1024 * 1024  # bytes of one write
 DLROVER = ("DLRover, memory", "DLRover, disk")
 ASYNCHRONOUS = ("DCP async_save", "DCP async, reused", *DLROVER)
@@ -47,8 +47,8 @@ CONTENDERS = ("memcpy", "O_DIRECT", "outlast", "outlast, durable", "torch.save",
 def state(gib: float) -> dict[str, Any]:
     import torch
 
-    each = int(gib * 2**30 / PIECES / 4)
-    return {"model": {f"layer{number}.weight": torch.randn(each) for number in range(PIECES)}, "step": 0}
+    rows = int(gib * 2**30 / PIECES / 4 / WIDTH)
+    return {"model": {f"layer{number}.weight": torch.randn(rows, WIDTH) for number in range(PIECES)}, "step": 0}
 
 
 def nothing() -> None:
@@ -75,7 +75,8 @@ def memcpy(what: dict[str, Any]) -> Way:
     os.ftruncate(descriptor, size)
     memory, at, targets = mmap.mmap(descriptor, size), 0, []
     for piece in pieces:
-        targets.append(torch.frombuffer(memory, dtype=piece.dtype, count=piece.numel(), offset=at))
+        flat = torch.frombuffer(memory, dtype=piece.dtype, count=piece.numel(), offset=at)
+        targets.append(flat.view(piece.shape))
         at += piece.nbytes
 
     def copy(_: int) -> None:
@@ -121,16 +122,29 @@ def direct(what: dict[str, Any], place: Path) -> Way:
     return Way(save, load, tidy=path.unlink)
 
 
+def sharded(what: dict[str, Any]) -> dict[str, Any]:
+    """What the ranks have together, each its part, as FSDP2 would."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    if dist.get_world_size() == 1:
+        return what
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = {key: DTensor.from_local(piece, mesh, [Shard(0)]) for key, piece in what["model"].items()}
+    return {**what, "model": model}
+
+
 def ours(what: dict[str, Any], place: Path, durable: bool) -> Way:
     import outlast
 
-    checkpointer = outlast.Checkpointer(place, keep_last=1)
+    checkpointer, whole = outlast.Checkpointer(place, keep_last=1), sharded(what)
 
     def load() -> None:
-        assert checkpointer.restore(what) > 0
+        assert checkpointer.restore(whole) > 0
 
     return Way(
-        lambda step: checkpointer.save(step, what, durable=durable),
+        lambda step: checkpointer.save(step, whole, durable=durable),
         load,
         settle=checkpointer.wait if durable else None,
         to_disk=durable,
@@ -155,8 +169,7 @@ def dcp(what: dict[str, Any], place: Path, how: str) -> Way:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    rank = os.environ["RANK"]
-    mine = {"model": {f"{key}-{rank}": value for key, value in what["model"].items()}, "step": 0}
+    rank, mine = os.environ["RANK"], sharded(what)
     pending: list[Any] = []
     options = StagingOptions(
         use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
@@ -232,8 +245,6 @@ def contend(contender: str, gib: float, rounds: int, place: Path) -> None:
     dist.init_process_group("gloo" if contender in DLROVER else "cpu:gloo")  # DLRover knows it by that name alone
     world = dist.get_world_size()
     what = state(gib / world)
-    if world > 1 and contender.startswith("outlast"):
-        what["model"] = {f"{key}-{dist.get_rank()}": value for key, value in what["model"].items()}
     ways: dict[str, Callable[[], Way]] = {
         "memcpy": lambda: memcpy(what),
         "O_DIRECT": lambda: direct(what, place),

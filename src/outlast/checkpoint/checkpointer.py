@@ -386,7 +386,9 @@ class Checkpointer:
             world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
             return self._load(open_checkpoint(where, verify=(self._rank, world)), state)
         slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
-        problem = self._load(open_snapshot(places(self._place, where, slots, self._agreed()), where), state)
+        mapped = {slot.path: slot for slot in self._arena.slots()} if self._arena is not None else {}
+        known = places(self._place, where, slots, self._agreed(), mapped)
+        problem = self._load(open_snapshot(known, where), state)
         if not problem:
             self._newest = where  # the only one there is: not to be overwritten by the next save
         return problem

@@ -10,6 +10,7 @@ import io
 import mmap
 import pathlib
 import pickle
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -294,9 +295,33 @@ class Reader:
         self._storage: dict[Any, Any] = source.metadata.storage_data or {}
 
     def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        with torch.no_grad():
-            for item in sorted(plan.items, key=self._place):  # as it lies there
+        items = sorted(plan.items, key=self._place)  # as it lies there
+        with torch.no_grad(), self._looking_ahead(items):
+            for item in items:
                 self._read(item, planner)
+
+    @contextmanager
+    def _looking_ahead(self, items: Sequence[ReadItem]) -> Iterator[None]:
+        """Meanwhile, tell the shards of the large parts that will be read: their pages can be mapped beforehand."""
+        infos = [info for item in items if (info := self._storage.get(item.storage_index)) is not None]
+        large = [info for info in infos if info.length >= LARGE and info.relative_path in self._source.expect]
+        stop = threading.Event()
+
+        def look() -> None:
+            for info in large:
+                if stop.is_set():
+                    return
+                self._source.expect[info.relative_path](info.offset, info.length)
+
+        thread = threading.Thread(target=look, name="outlast-ahead", daemon=True)
+        if large:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if large:
+                thread.join()
 
     def _read(self, item: ReadItem, planner: LoadPlanner) -> None:
         view = self._bytes(item)
@@ -323,8 +348,6 @@ class Reader:
             raise ValueError(f"{item.storage_index.fqn} is not where the metadata says")
         if getattr(info, "transform_descriptors", None):
             raise ValueError(f"{item.storage_index.fqn} was written with an extension of DCP, which is not known here")
-        if info.length >= LARGE and info.relative_path in self._source.expect:
-            self._source.expect[info.relative_path](info.offset, info.length)
         return shard[info.offset : info.offset + info.length]
 
     def _tensor(self, item: ReadItem, view: memoryview) -> torch.Tensor:
