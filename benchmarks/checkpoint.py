@@ -143,10 +143,15 @@ def ours(what: dict[str, Any], place: Path, durable: bool) -> Way:
     def load() -> None:
         assert checkpointer.restore(whole) > 0
 
+    def tidy() -> None:
+        while len([*place.glob("step-*"), *place.glob(".trash-*")]) > 1:
+            time.sleep(0.01)  # older ones are being removed
+
     return Way(
         lambda step: checkpointer.save(step, whole, durable=durable),
         load,
         settle=checkpointer.wait if durable else None,
+        tidy=tidy,
         to_disk=durable,
     )
 
