@@ -236,7 +236,7 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
     """
     distributed = dist.is_available() and dist.is_initialized()
     try:
-        targets = Targets(state, source.metadata)
+        targets = Targets(state, source.metadata, group)
         planner = Planner()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group, and that a mapping is not writable
