@@ -122,8 +122,11 @@ def main() -> None:
     print(
         f"\nOutlast's check once all nodes are warm: {statistics.median(warm):.2f} s ({min(warm):.2f}–{max(warm):.2f})"
     )
+    mine, alone = statistics.median(with_check["outlast"]), statistics.median(warm)
     for name in list(contenders)[1:]:
-        print(f"{name} waits {costs[name] / max(costs['outlast'], 1e-3):.1f} times as long for its check as Outlast")
+        theirs = statistics.median(with_check[name])
+        print(f"{name}: {theirs / mine:.1f} times as long until a checked job runs; its check costs ", end="")
+        print(f"{costs[name] / alone:.1f} times what Outlast's takes by itself")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ def version(peer: str, home: Path) -> str:
 def dlrover(home: Path, nproc: int, restarts: int, argv: list[str]) -> list[str]:
     """`dlrover-run` beside a local master of its own (on torch 2.13 it cannot start one by itself).
 
-    In a PID namespace: at every restart it kills whatever it takes for an orphan on this machine, other jobs' too.
+    In a PID namespace: at every restart it kills whatever it takes for an orphan on this machine, other jobs' too. With
+    shared memory of its own: it leaves its checkpoints there when it has ended.
     """
     if shutil.which("unshare") is None:
         raise RuntimeError("DLRover kills other jobs' processes; it is run only where util-linux's unshare can hold it")
@@ -62,6 +63,7 @@ def dlrover(home: Path, nproc: int, restarts: int, argv: list[str]) -> list[str]
     agent = [str(home / "bin" / "dlrover-run"), "--nnodes=1", f"--nproc-per-node={nproc}", f"--max-restarts={restarts}"]
     # The shell stays: were the agent itself process 1 of its namespace, it would take its own workers for orphans.
     script = f"""
+        mount -t tmpfs -o size=90% outlast-peer /dev/shm || exit
         {shlex.join(master)} & master=$!
         DLROVER_MASTER_ADDR=127.0.0.1:{port} {shlex.join([*agent, *argv])}
         code=$?; kill $master; exit $code

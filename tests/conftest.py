@@ -26,6 +26,9 @@ from stores import BUCKET, KEYS, Proxy, as_google, s3_server
 # How long an example takes says something about the machine, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+# For a long look, at other examples each time: `pytest tests/simulation/test_every_sample.py --timeout=0
+# --hypothesis-profile=campaign`.
+settings.register_profile("campaign", settings.get_profile("any machine"), max_examples=5000, print_blob=True)
 
 EXIT_TIMEOUT = 5.0  # for those that were told to end and are on their way
 

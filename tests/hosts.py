@@ -54,6 +54,11 @@ class Host:
     def __repr__(self) -> str:
         return f"<Host {self.name} {self.address} ({self.namespace})>"
 
+    @property
+    def cable(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Both ends of its cable, each as namespace and device."""
+        return (self.namespace, "eth0"), (self._cluster.switch, self._port)
+
     def start(
         self, argv: Sequence[str | Path], *, env: Mapping[str, str | None] | None = None, **popen: Any
     ) -> Process:

@@ -1,8 +1,8 @@
 """A machine of its own for each process that runs tests: several run side by side and do not see each other.
 
-Shared memory, the ports of the loopback interface and the names of network namespaces are what jobs on one
-machine share. With a mount and a network namespace of its own, a test run has them for itself: what lies in
-/dev/shm after a test is that test's, and a port that was free stays free.
+Shared memory, the ports of the loopback interface, the names of network namespaces and the kernel's log are what
+jobs on one machine share. With a mount and a network namespace of its own, a test run has them for itself: what lies
+in /dev/shm after a test is that test's, and a port that was free stays free. The kernel's log stays empty.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def move_in() -> None:
         ["mount", "--make-rprivate", "/"],  # or what is mounted here appears outside
         ["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm"],
         ["mount", "-t", "tmpfs", "tmpfs", "/run/netns"],
+        *([["mount", "--bind", "/dev/null", "/dev/kmsg"]] if Path("/dev/kmsg").exists() else []),
         ["ip", "link", "set", "lo", "up"],
         *(["ip", "address", "add", f"{address}/32", "dev", "lo"] for address in own_addresses()),
     ):

@@ -506,7 +506,8 @@ class Simulation:
                 self._send_down(current, RESET)
             c.connections[name] = connection
             c.liveness.heard(name, now)
-            self._witness.excuse(c.job.generation)
+            members = (c.job._nodes[other].name for other in c.job.roster if other != name)
+            self._witness.excuse(c.job.generation, lost=message.name in members)  # a new life: the old one is lost
             self._feed(c, Joined(message))
         elif current is not connection:
             self._send_down(connection, RESET)

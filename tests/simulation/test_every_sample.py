@@ -15,7 +15,8 @@ from outlast.data.loader import ElasticLoader
 from outlast.data.order import Order
 from outlast.data.sampler import ElasticSampler
 
-MANY = settings(max_examples=300, derandomize=True)
+CAMPAIGN = settings.get_current_profile_name() == "campaign"
+MANY = settings() if CAMPAIGN else settings(max_examples=300, derandomize=True)
 
 
 class SamplerRank:

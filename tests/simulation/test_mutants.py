@@ -464,15 +464,15 @@ def by_name(members: list[Candidate], **_: object) -> list[Candidate]:
 @pytest.mark.parametrize(
     ("name", "broken_rule", "invariant"),
     [
-        ("lease_of", lambda rules: 1.5 * rules.node_timeout, "one generation"),
-        ("rank", by_name, "infrastructure ranks"),
-        ("world_of", without_unit, "the world's size"),
+        ("job.lease_of", lambda rules: 1.5 * rules.node_timeout, "one generation"),
+        ("roster.rank", by_name, "infrastructure ranks"),
+        ("job.world_of", without_unit, "the world's size"),
     ],
 )
 def test_a_broken_rule_is_caught(
     name: str, broken_rule: Callable[..., object], invariant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_module, name, broken_rule)
+    monkeypatch.setattr(f"outlast.core.{name}", broken_rule)
     assert caught(mutant=name)[1] == invariant
 
 

@@ -29,6 +29,7 @@ SEEDS = {
     1189526: "half of them looked for a coordinator only where the generation before last would have had it",
     1197606: "a coordinator without its journal took over while workers were ending, and took them for running ones",
     1205101: "a node that had missed the welcome waited far longer for a coordinator that was gone",
+    2532430: "nobody of a generation had heard of it, and those of the one before waited for them to take over",
     41634: "workers that had finished while their agent stood still were not looked at before the lease",
 }
 

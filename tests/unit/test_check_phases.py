@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ def test_one_wrong_element_is_found_and_is_certain() -> None:
 
 def test_memory_is_read_back() -> None:
     assert phases.memory(Small()) > 0
+
+
+def test_time_in_which_others_have_the_cpu_does_not_make_memory_slow() -> None:
+    pause = 0.02
+
+    class Interrupted(Small):
+        def synchronize(self) -> None:
+            time.sleep(pause)
+
+    by_the_clock = 2 * Small.memory / pause / 1e9
+    assert phases.memory(Interrupted()) > 5 * by_the_clock
 
 
 def test_memory_that_cannot_be_had_is_no_certain_fault() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -20,13 +21,17 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import outlast
+from outlast import board as boards
 from outlast.checkpoint import arena as arenas
+from outlast.checkpoint import checkpointer as checkpointers
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import Unsavable, template
 from outlast.checkpoint.reader import parse
 from outlast.checkpoint.state import flatten, nest
+from outlast.cli import checkpoints
+from outlast.worker.session import Session
 
 
 @pytest.fixture
@@ -170,15 +175,26 @@ def test_whatever_is_in_a_state_comes_back_as_it_was(checkpointer: Callable[...,
     assert disk.verify(tmp_path / "ck" / "step-00000001") == []
 
 
-def test_ten_thousand_tiny_tensors(checkpointer: Callable[..., Checkpointer]) -> None:
-    state = {"all": {f"t{number}": torch.full((3,), float(number)) for number in range(10_000)}}
+@pytest.mark.timeout(900)  # seconds of work, which may be minutes beside others
+def test_a_hundred_thousand_tiny_tensors(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {"all": {f"t{number}": torch.full((4,), float(number)) for number in range(100_000)}}
     saver = checkpointer()
     saver.save(1, state, durable=True)
-    saver.save(2, state)
     saver.wait()
+    assert checkpoints.main(["verify", str(tmp_path / "ck")]) == 0
+    assert checkpoints.main(["show", str(tmp_path / "ck")]) == 0
+    assert "step-00000001: whole" in capsys.readouterr().out
     again: dict[str, Any] = {"all": None}
     assert checkpointer().restore(again) == 1
-    assert same(again, state)
+    assert torch.equal(torch.stack(list(again["all"].values())), torch.stack(list(state["all"].values())))
+    saver.save(2, {"all": again["all"]})
+    for value in state["all"].values():
+        value.zero_()
+    assert saver.restore(state) == 2  # from memory
+    assert torch.equal(torch.stack(list(state["all"].values())), torch.stack(list(again["all"].values())))
+    assert gc.isenabled()
 
 
 def test_tied_tensors_stay_tied(checkpointer: Callable[..., Checkpointer]) -> None:
@@ -478,3 +494,28 @@ def test_flat_and_nested_are_the_same() -> None:
         assert same(
             {k: v for k, v in back.items() if k != "float8"}, {str(k): v for k, v in nested.items() if k != "float8"}
         )
+
+
+def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the node's memory: the second would overwrite what the first has there, and take its answers."""
+    board = boards.Board(1)
+    monkeypatch.setattr(checkpointers, "session", Session({boards.VARIABLE: board.address(0)}))
+    monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
+    first, second = Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two")
+    state = {"w": torch.ones(3)}
+    first.save(5, state)
+    with pytest.raises(RuntimeError, match=r"one saves in this process already.*close\(\) it"):
+        second.save(6, {"w": torch.zeros(3)})
+    assert second.restore({"w": torch.zeros(3)}) == 0
+    again = {"w": torch.zeros(3)}
+    assert first.restore(again) == 5
+    assert same(again, state)
+    first.close()
+    second.save(6, state)
+    second.close()
+    third, fourth = Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two")
+    third.save(7, state)
+    del third  # nobody can save with it any more
+    fourth.save(8, state)
+    fourth.close()
+    board.close()

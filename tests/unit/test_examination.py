@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,10 @@ def examine(
         if (deadline := check.deadline()) is not None:
             now = deadline
     return check.result()
+
+
+def names(count: int) -> list[str]:
+    return [f"n{index}" for index in range(count)]
 
 
 def test_one_whose_check_is_killed_is_named_in_two_rounds() -> None:
@@ -134,6 +139,17 @@ def test_a_slow_network_is_not_blamed_on_the_partner() -> None:
         return {"network": 0.1 if "c" in group else 1.0}
 
     assert examine("abcdefgh", rates=rates).of(Standing.SLOW) == ["c"]
+
+
+@pytest.mark.parametrize("count", [4, 5, 6, 7, 8, 21])
+@pytest.mark.parametrize("times", [2.2, 3.0, 20.0])
+def test_a_slow_network_is_named_though_its_partners_are_as_slow_with_it(count: int, times: float) -> None:
+    """With four nodes these are half of all figures, with five they may be three: the median is no measure yet."""
+    nodes = names(count)
+    for slow in nodes:
+        result = examine(nodes, rates=lambda _n, _r, group, slow=slow: {"network": 1 / times if slow in group else 1.0})
+        assert (result.of(Standing.SLOW), len(result.of(Standing.GOOD))) == ([slow], count - 1)
+        assert result.rounds == 3
 
 
 def test_of_two_nodes_nobody_is_slow_but_the_difference_is_said() -> None:

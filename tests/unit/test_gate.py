@@ -10,8 +10,9 @@ from test_job import FAILURE, Rehearsal, sent
 
 from outlast.core.events import Command, Cordon, Found, Lost, Note, Send, Tick
 from outlast.core.job import Phase
-from outlast.messages import Cause, FailoverStrategy, Over, Start, State
+from outlast.messages import Cause, FailoverStrategy, Notice, Over, Start, State
 from outlast.messages.checks import Findings, Probe
+from outlast.messages.fields import LONGEST_REASON
 
 
 class Checked(Rehearsal):
@@ -98,6 +99,40 @@ def test_a_faulty_node_is_left_out_and_a_spare_takes_its_place() -> None:
     assert [command.node for command in out if isinstance(command, Cordon)] == ["b"]
     assert "b     faulty" in notes(out)
     assert here.probes[-1] == sorted({"d", *here.probes[-1]}), "the newcomer was checked before it was let in"
+
+
+def test_who_was_left_out_and_why_is_in_the_log_of_every_node_and_where_the_table_is() -> None:
+    here = Checked(min_nodes=2, max_nodes=3)
+    here.dies = ["b"]
+    here.join("a")
+    here.join("b")
+    out = here.settle(here.join("c"))
+    told = {c.node: c.message.text for c in out if isinstance(c, Send) and isinstance(c.message, Notice)}
+    assert set(told) == {"b", "c"}, "a hosts the coordinator, and has the table itself"
+    assert set(told.values()) == {"left out: b, faulty: killed (the table is in the log of node a)"}
+
+
+def test_a_line_about_many_that_did_not_pass_is_no_longer_than_a_node_takes() -> None:
+    nodes = [f"{letter}{'-long' * 48}" for letter in "abcdefghijkl"]
+    here = Checked(min_nodes=1, max_nodes=12)
+    here.dies, here.slow = nodes[1:4], nodes[4:7]
+    for node in nodes[:-1]:
+        here.join(node)
+    out = here.settle(here.join(nodes[-1]))
+    told = [c.message.text for c in out if isinstance(c, Send) and isinstance(c.message, Notice)]
+    assert max(map(len, told)) == LONGEST_REASON
+
+
+def test_a_job_with_too_few_fit_nodes_says_whom_it_waits_for_and_what_to_do() -> None:
+    here = Checked(min_nodes=3, max_nodes=3)
+    here.dies = ["b"]
+    here.join("a")
+    here.join("b")
+    out = here.settle(here.join("c"))
+    waits = "waiting for at least 3 nodes; 2 here: a, c; left out: b (killed); "
+    assert f"{waits}to replace them, start the same command on other nodes" in notes(out)
+    told = next(c.message.text for c in out if isinstance(c, Send) and isinstance(c.message, Notice))
+    assert told.endswith("; waiting for at least 3")
 
 
 def test_when_all_nodes_are_bad_the_job_fails_with_the_table() -> None:

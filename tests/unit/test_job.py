@@ -674,3 +674,24 @@ def test_who_joins_hears_where_else_a_coordinator_may_be() -> None:
     commands = here.join("c", now=2.0)
     (welcome,) = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, Welcome)]
     assert [each.node for each in welcome.successors] == ["a", "b"]
+
+
+def test_who_may_host_the_coordinator_includes_the_generation_before_until_the_newest_is_settled() -> None:
+    here = two_running()
+    here.beat("a", "b", now=1.5)
+    here.join("c", now=1.6)
+    here.say("b", now=2.0, leaving=Leaving.DRAIN)
+    here.clear("a", "b", now=2.1)
+    assert set(here.job.roster) == {"a", "c"}
+    told = here.heard["a"].charter
+    assert told is not None
+    assert len(told.ballots) == 2
+    assert [each.node for each in told.turns] == ["a", "c", "b"]  # c may never have heard of its generation
+
+    here.run("a", "c", now=2.2)
+    here.beat("a", "c", now=2.3)
+    here.beat("a", "c", now=2.4)
+    told = here.heard["a"].charter
+    assert told is not None
+    assert len(told.ballots) == 1
+    assert [each.node for each in told.turns] == ["a", "c"]

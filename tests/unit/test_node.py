@@ -246,6 +246,17 @@ def heir(node: Node, *, place_in_line: int = 0) -> float:
     return 0.1 + PROMISE_SHARE * 4.0
 
 
+def test_a_member_of_the_generation_before_hosts_it_after_those_of_the_newest(node: Node) -> None:
+    promised = heir(node)
+    newest, before = (tuple(Successor(n, n, n, 1) for n in names) for names in ("bx", "ab"))
+    ballots = (Ballot(2, 1, 1, 7, 0), Ballot(1, 1, 1, 7, 2))
+    charter = Charter("r", RULES, ballots, newest, before=before)
+    node.handle(Received(charter), 0.1)
+    assert node.successors == (*newest, before[0])
+    node.handle(Disconnected(), 0.2)
+    assert node.deadline() == promised + 2.0  # x is the first, b the last: it cannot be reached
+
+
 def test_it_joins_no_other_coordinator_before_its_promise_has_lapsed(node: Node) -> None:
     promised = PROMISE_SHARE * 4.0
     assert node.choose([standing(5, "c")], promised - 0.1) is None

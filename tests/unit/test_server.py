@@ -8,9 +8,12 @@ import time
 from typing import TypeVar
 
 import msgspec
+import pytest
 
+from outlast.agent import link
 from outlast.coordinator.server import Server
 from outlast.core.events import Command, Event, Lost
+from outlast.launch import Endpoint
 from outlast.messages import FromCoordinator, Join, Refuse, Report, Rules, State
 from outlast.wire import Wire
 
@@ -124,3 +127,49 @@ def test_a_coordinator_that_was_held_up_does_not_take_its_own_deafness_for_silen
             await asyncio.wait({serving})
 
     assert asyncio.run(lost_after_a_pause()) == []
+
+
+def test_a_coordinator_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "HANDSHAKE_TIMEOUT", 0.1)
+    monkeypatch.setattr(link, "SHORT_PATIENCE", 0.0)  # with a stranger
+
+    async def connects() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        place = Endpoint("127.0.0.1", listener.getsockname()[1])
+        looked, again, connected = 0, asyncio.Event(), asyncio.Event()
+
+        def places() -> list[Endpoint]:
+            nonlocal looked
+            looked += 1
+            if looked > 1:
+                again.set()
+            return [place]
+
+        looking = link.Link(
+            places,
+            lambda: TOKEN,
+            tls=None,
+            patience=60.0,
+            choose=lambda standings: 0 if standings else None,
+            obeyed=lambda: 0.0,
+            connected=lambda _: connected.set(),
+            received=lambda _: None,
+            disconnected=lambda: None,
+        )
+        tasks = {asyncio.create_task(looking.run())}
+        try:
+            await asyncio.wait({*tasks, asyncio.create_task(again.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            monkeypatch.setattr(link, "HANDSHAKE_TIMEOUT", 30.0)
+            tasks.add(asyncio.create_task(Server(rules(), TOKEN).serve(listener)))
+            done, _ = await asyncio.wait(
+                {*tasks, asyncio.create_task(connected.wait())}, timeout=60, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert not done & tasks
+            assert connected.is_set()
+        finally:
+            await looking.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    asyncio.run(connects())

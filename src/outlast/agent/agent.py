@@ -82,6 +82,7 @@ from outlast.messages import (
     FromCoordinator,
     Join,
     Leaving,
+    Notice,
     Over,
     Pace,
     Standing,
@@ -275,6 +276,9 @@ class Agent:
                 self._zygote.wake()  # not before: a coordinator that starts here is waited for, and needs the CPU
         if isinstance(message, Told):
             self._desk.told(message)
+            return
+        if isinstance(message, Notice):
+            log.warning("%s", message.text)
             return
         self._feed(Received(message))
         if isinstance(message, Welcome):

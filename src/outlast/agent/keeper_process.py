@@ -118,10 +118,9 @@ class Keeper:
         turn = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(turn, fcntl.LOCK_EX)
-            outcome = persist(snapshot.paths, snapshot.ticket)
+            persist(snapshot.paths, snapshot.ticket, self._tell)
         finally:
             os.close(turn)
-        self._tell(outcome)
 
     def _tell(self, outcome: Outcome) -> None:
         self._done.add(outcome.mark)

@@ -33,6 +33,10 @@ class Unreachable(Exception):
     """No coordinator could be reached; the message says where, why, and what to do."""
 
 
+class Silence(TimeoutError):
+    """Somebody listens and says nothing: perhaps a coordinator that is just being started, or has hardly any CPU."""
+
+
 class NoToken(Exception):
     """This user has no token for the coordinator."""
 
@@ -294,7 +298,7 @@ async def connect(
     except asyncio.TimeoutError:
         connection.ready.cancel()  # nobody asks any more
         connection.abort()
-        raise NotOutlast("what listens there does not answer") from None
+        raise Silence(errno.ETIMEDOUT, "what listens there says nothing") from None
     except asyncio.CancelledError:
         connection.ready.cancel()
         connection.abort()
@@ -341,6 +345,11 @@ def why_not(
         )
     if isinstance(error, NotOutlast):
         return f"something that is not an Outlast coordinator answers at {where}: choose another port"
+    if isinstance(error, Silence):
+        return (
+            f"what listens at {where} says nothing for {patience:g} s: if that is this job's coordinator, "
+            "see what keeps its machine busy; if not, choose another port"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"cannot verify the coordinator's certificate at {where} ({error.verify_message}): see --ft-tls-ca"
     if tls is not None and isinstance(error, (ssl.SSLError, ConnectionResetError)):

@@ -80,7 +80,7 @@ class Seat:
 
     def take(self, term: Term, charter: Charter) -> bool:
         """Host the coordinator from now on, because the one before cannot be reached; False where it cannot be."""
-        mine = [s for s in charter.successors if s.node == self._me]
+        mine = [s for s in charter.turns if s.node == self._me]
         place = Endpoint(mine[0].addr, mine[0].port)
         try:
             listener = listen(place, True)
@@ -119,7 +119,7 @@ class Seat:
         memory = recall(path)
         if memory is None or memory.outcome is not None:
             return []
-        return [Endpoint(s.addr, s.port) for s in memory.successors]
+        return [Endpoint(s.addr, s.port) for s in (*memory.successors, *memory.before)]
 
     def _journal(self, port: int) -> Path:
         return Path(self._settings.journal) if self._settings.journal else tokens.journal_of(port)

@@ -102,7 +102,7 @@ class Slot:
     def __init__(self, path: str, descriptor: int, *, writable: bool = True) -> None:
         self.path = path
         self._descriptor = descriptor
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY  # not _READ: that has no address for ctypes
         size = os.fstat(descriptor).st_size
         if size < HEAD:
             raise ValueError(f"{path} is no slot")
@@ -175,18 +175,23 @@ class Slot:
 
     def populate(self, stop: threading.Event) -> None:
         """Make all of its pages present, so that the first copy is as fast as the others. Not that it must be."""
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         for at in range(0, len(self.memory), _STRIDE):
-            # Not mmap's own madvise: it would keep all threads waiting meanwhile.
             length = min(_STRIDE, len(self.memory) - at)
-            if stop.is_set() or _libc.madvise(start + at, length, _POPULATE_WRITE) != 0:
+            if stop.is_set() or not self._advise(_POPULATE_WRITE, at, length):
                 return
 
     def expect_reading(self, offset: int, length: int) -> None:
         """Map the pages of this part of the data at once, which is faster than one by one. Not that it must be."""
         start = (HEAD + offset) // PAGE * PAGE
-        with suppress(OSError, ValueError):
-            self._mapping.madvise(_POPULATE_READ, start, HEAD + offset + length - start)
+        self._advise(_POPULATE_READ, start, HEAD + offset + length - start)
+
+    def _advise(self, what: int, at: int, length: int) -> bool:
+        """Not mmap's own: that would keep all threads waiting meanwhile."""
+        try:
+            start = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+        except ValueError:
+            return False  # it is closed
+        return int(_libc.madvise(start + at, length, what)) == 0
 
     def there(self) -> bool:
         """Whether its path still leads to it."""

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
@@ -19,6 +20,7 @@ from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, tickets
 from outlast.checkpoint.background import Background, Keeper, Thread
+from outlast.checkpoint.collector import paused
 from outlast.checkpoint.flight import Runway
 from outlast.checkpoint.format import Damaged, Save
 from outlast.checkpoint.interval import Every, Interval
@@ -35,6 +37,10 @@ log = logging.getLogger("outlast")
 # The last collectives, and what they were about. Who lets go of them last is else a thread of the process group's; if
 # the script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts.
 _KEPT: list[Any] = []
+
+# Who has this worker's place in the node's memory. Of two, each would overwrite what the other needs, the node would
+# send and write only what is newest of both, and a planned change would halt before the second has saved.
+_saving: weakref.ref[Checkpointer] | None = None
 
 
 class Checkpointer:
@@ -201,6 +207,7 @@ class Checkpointer:
             outcome = self._writer().wait() if halt.durable else None
             boundaries.seal(None if outcome is not None and outcome.problem else step)
 
+    @paused()
     def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> Plan:
         if self._rank == 0:
             with suppress(OSError):  # the writer will say so
@@ -215,6 +222,7 @@ class Checkpointer:
         while not self._fill(plan, self._layout, step, values, durable, later):
             self._layout = self._lay_out(plan, values)  # an object has outgrown its place
 
+    @paused()
     def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
         layout = Layout(plan, values)
         self._memory().prepare(layout.size)
@@ -276,6 +284,7 @@ class Checkpointer:
             blanks=len(plan.blanks),
         )
 
+    @paused()
     def _places(self, slot: Slot, layout: Layout) -> list[torch.Tensor | None]:
         known = self._furnished.get(slot.inode)
         if known is None or known.layout != layout.name:
@@ -291,8 +300,20 @@ class Checkpointer:
 
     def _memory(self) -> Arena:
         if self._arena is None:
+            if self._place is not None:
+                self._take_place()
             self._arena = Arena(self._place, self._number, most=MOST + MORE if self._replicated else MOST)
         return self._arena
+
+    def _take_place(self) -> None:
+        global _saving
+        other = _saving() if _saving is not None else None
+        if other is not None and other is not self and other._arena is not None:
+            raise RuntimeError(
+                f"the Checkpointer of {other._directory} saves in this process already, and there is room for one: "
+                f"save this state with it as well, or close() it before this one, of {self._directory}, saves"
+            )
+        _saving = weakref.ref(self)
 
     def _history(self) -> tuple[float, int]:
         """How long this job has had snapshots, and how often it was lined up anew since; as this node knows."""
@@ -366,11 +387,14 @@ class Checkpointer:
             world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
             return self._load(open_checkpoint(where, verify=(self._rank, world)), state)
         slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
-        problem = self._load(open_snapshot(places(self._place, where, slots, self._agreed()), where), state)
+        mapped = {slot.path: slot for slot in self._arena.slots()} if self._arena is not None else {}
+        known = places(self._place, where, slots, self._agreed(), mapped)
+        problem = self._load(open_snapshot(known, where), state)
         if not problem:
             self._newest = where  # the only one there is: not to be overwritten by the next save
         return problem
 
+    @paused()
     def _load(self, opening: AbstractContextManager[Source], state: Mapping[str, Any]) -> str:
         """Load it, or say what is damaged. Raises OSError if nothing can be known of it: an older one is not better."""
         problem, known, source = "", True, None

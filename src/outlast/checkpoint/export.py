@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from outlast.checkpoint.format import Damaged
-from outlast.checkpoint.reader import Planner, Reader, open_checkpoint
+from outlast.checkpoint.reader import open_checkpoint, read
 from outlast.checkpoint.state import nest
 from outlast.checkpoint.storage import Address
 
@@ -63,12 +62,11 @@ def export(
     ):
         paths = _chosen(source.metadata, part)
         tensors = _targets(source.metadata, paths, room.fileno())
-        planner = Planner()
         flat: dict[str, Any] = {name: tensors.get(name) for name in paths}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that there is no process group
-                dcp.load(flat, storage_reader=Reader(source), planner=planner, no_dist=True)
+                objects = read(source, flat)
         except CheckpointException as error:
             first = next(iter(error.failures.values()))[0]
             if isinstance(first, Damaged | OSError):
@@ -76,12 +74,12 @@ def export(
             raise ValueError(f"{source.name} cannot be read: {' '.join(str(first).split())}") from error
         skip = f"{part}." if part else ""
         if kind == TORCH:
-            nested = nest(flat | planner.objects, paths)
+            nested = nest(flat | objects, paths)
             _whole(out, lambda draft: torch.save(nested[part] if part else nested, draft))
             return []
         named = {name.removeprefix(skip): tensor for name, tensor in tensors.items()}
         _whole(out, lambda draft: _safetensors().save_file(named, draft, metadata={"format": "pt"}))
-        return sorted(name.removeprefix(skip) for name in planner.objects)
+        return sorted(name.removeprefix(skip) for name in objects)
 
 
 def _chosen(contents: Metadata, part: str) -> dict[str, tuple[str | int, ...]]:

@@ -26,6 +26,7 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
@@ -234,16 +235,18 @@ def hashes(data: memoryview) -> Iterator[tuple[memoryview, str]]:
 
 
 def write_shard(draft: Address, name: str, data: memoryview) -> File:
-    """Write a large file, from memory that is aligned to pages and whole pages long; hashed on its way."""
-    digests = []
+    """Write a large file, from memory that is aligned to pages and whole pages long; each chunk is hashed meanwhile."""
+    digests: list[Future[str]] = []
 
     def chunks() -> Iterator[memoryview]:
-        for chunk, digest in hashes(data):
-            digests.append(digest)
+        for start, length in spans(len(data)):
+            chunk = data[start : start + length]
+            digests.append(beside.submit(xxhash.xxh3_128_hexdigest, chunk))
             yield chunk
 
-    storage_of(draft.parent).stream(f"{draft.name}/{name}", len(data), chunks())
-    return File(name, len(data), tuple(digests))
+    with ThreadPoolExecutor(1, "outlast-hash") as beside:
+        storage_of(draft.parent).stream(f"{draft.name}/{name}", len(data), chunks())
+    return File(name, len(data), tuple(digest.result() for digest in digests))
 
 
 def write_part(draft: Address, part: Part) -> None:

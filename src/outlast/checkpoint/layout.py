@@ -214,7 +214,7 @@ def _local(flat: Flat, item: WriteItem) -> Any:
         return value._local_tensor
     if tensor or item.type is WriteItemType.BYTE_IO:
         return value
-    return find_state_dict_object(dict(flat), item.index)  # a ShardedTensor: one of its shards
+    return find_state_dict_object(flat, item.index)  # a ShardedTensor: one of its shards
 
 
 def pickled(value: Any, key: str) -> bytes:

@@ -7,7 +7,8 @@ the part, and the commit if this was the last part.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Mark, Slot, Ticket, open_slot
 from outlast.checkpoint.format import Part
 from outlast.checkpoint.storage import Address, Unreachable, address, storage_of
+
+AT_ONCE = 2  # shards that are written
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,24 @@ class Outcome:
     superseded: bool = False  # a newer one took its place before it was begun
 
 
-def persist(paths: Iterable[str | Path], ticket: Ticket) -> Outcome:
+def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome], None] = lambda _: None) -> Outcome:
     """Write these slots, the shards of one save that this node has, and commit if no other is missing.
 
     `ticket` is that of one of them. A slot that no longer holds the save is a problem: who fills slots spares those
-    that are to be written.
+    that are to be written. `tell` hears what became of it before older ones are removed, which may take a while.
     """
+    outcome, found = _lease(paths, ticket)
+    tell(outcome)
+    if outcome.path:
+        directory = address(found.directory)
+        with suppress(OSError):
+            disk.clear_drafts(directory, found.save)
+            prune(directory, found.keep_last)
+    return outcome
+
+
+def _lease(paths: Iterable[str | Path], ticket: Ticket) -> tuple[Outcome, Ticket]:
+    """What became of it, and what the slots themselves say."""
     step = ticket.save.step
     lost = Outcome(ticket.mark, step, f"step {step} is not on disk: its memory was given up before it was written")
     with ExitStack() as held:
@@ -43,13 +58,13 @@ def persist(paths: Iterable[str | Path], ticket: Ticket) -> Outcome:
             try:
                 slot = open_slot(path)
             except (OSError, ValueError):
-                return lost
+                return lost, ticket
             held.callback(slot.close)  # with it ends the lock
             found = slot.ticket() if slot.lock(shared=True) else None
             if found is None or found.mark != ticket.mark:
-                return lost
+                return lost, ticket
             leased.append((slot, found))
-        return _persist(leased)
+        return _persist(leased), leased[0][1]
 
 
 def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
@@ -63,9 +78,10 @@ def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
             return Outcome(mark, step, path=str(known))  # by an earlier life of this process
         draft = directory / storage.draft(first.save)
         storage.begin(draft.name)
-        for slot, ticket in leased:
-            _write(draft, slot, ticket)
-            written += 1
+        with ThreadPoolExecutor(min(len(leased), AT_ONCE), "outlast-write") as writers:
+            for done in [writers.submit(_write, draft, slot, ticket) for slot, ticket in leased]:
+                done.result()
+                written += 1
         final = disk.commit(directory, first.save)
     except (OSError, ModuleNotFoundError, disk.Damaged) as error:
         # With all parts written somebody else may commit them, now or later.
@@ -75,10 +91,6 @@ def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
         why = f"{error.strerror}" if isinstance(error, OSError) else str(error)
         where = getattr(error, "filename", None) or directory
         return Outcome(mark, step, f"step {step} is not on disk: {where}: {why}{_advice(error)}")
-    if final is not None:
-        with suppress(OSError):
-            disk.clear_drafts(directory, first.save)
-            prune(directory, first.keep_last)
     return Outcome(mark, step, path=str(final or ""))
 
 
@@ -102,7 +114,8 @@ def prune(directory: Address, keep_last: int) -> list[Address]:
 
 def _write(draft: Address, slot: Slot, ticket: Ticket) -> None:
     shard, table, contents, blanks = slot.parts(ticket)
-    with shard:
+    with shard, ThreadPoolExecutor(1, "outlast-ahead") as ahead:
+        ahead.submit(slot.expect_reading, 0, ticket.length)
         file = disk.write_shard(draft, disk.shard_name(ticket.rank), shard)
     part = Part(
         save=ticket.save,

@@ -10,6 +10,7 @@ import io
 import mmap
 import pathlib
 import pickle
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +19,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
+from torch.distributed.checkpoint.utils import _DistWrapper
 
 from outlast.checkpoint import format as disk
 from outlast.checkpoint.arena import Mark
@@ -237,17 +236,9 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
     distributed = dist.is_available() and dist.is_initialized()
     try:
         targets = Targets(state, source.metadata, group)
-        planner = Planner()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is no process group, and that a mapping is not writable
-            dcp.load(
-                targets.flat,
-                storage_reader=Reader(source),
-                planner=planner,
-                process_group=group,
-                no_dist=not distributed,
-            )
-        targets.flat |= planner.objects
+            warnings.simplefilter("ignore")  # that a mapping is not writable
+            targets.flat |= read(source, targets.flat, group, distributed=distributed)
         targets.write_back()
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
@@ -256,6 +247,26 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
         raise ValueError(f"{source.name} cannot be loaded: {' '.join(str(first).split())}") from error
     except ValueError as error:
         raise ValueError(f"{source.name} cannot be loaded: {error}") from error
+
+
+def read(
+    source: Source, flat: dict[str, Any], group: dist.ProcessGroup | None = None, *, distributed: bool = False
+) -> dict[str, Any]:
+    """Fill these tensors with what is stored under their names, and return the objects. Raises CheckpointException.
+
+    What `dcp.load` does, but that it asks of each value whether it has a state of its own, which takes a quarter of the
+    time where there are many.
+    """
+    wrapper = _DistWrapper(group, distributed, 0)
+    planner, reader = Planner(), Reader(source)
+
+    def plan() -> LoadPlan:
+        planner.set_up_planner(flat, source.metadata, wrapper.is_coordinator)
+        return planner.create_local_plan()
+
+    agreed = wrapper.reduce_scatter("plan", plan, planner.create_global_plan)
+    wrapper.all_gather("read", lambda: reader.read(planner.finish_plan(agreed), planner))
+    return planner.objects
 
 
 class Planner(DefaultLoadPlanner):  # type: ignore[misc]
@@ -276,39 +287,41 @@ class Planner(DefaultLoadPlanner):  # type: ignore[misc]
             ) from error
 
 
-class Reader(StorageReader):  # type: ignore[misc]
-    """A DCP storage reader over memory."""
+class Reader:
+    """Reads from memory what a plan of DCP's says."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._storage: dict[Any, Any] = source.metadata.storage_data or {}
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def read_metadata(self) -> Metadata:
-        return self._source.metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with torch.no_grad():
-            for item in sorted(plan.items, key=self._place):  # as it lies there
+    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        items = sorted(plan.items, key=self._place)  # as it lies there
+        with torch.no_grad(), self._looking_ahead(items):
+            for item in items:
                 self._read(item, planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
-        return True
+    @contextmanager
+    def _looking_ahead(self, items: Sequence[ReadItem]) -> Iterator[None]:
+        """Meanwhile, tell the shards of the large parts that will be read: their pages can be mapped beforehand."""
+        infos = [info for item in items if (info := self._storage.get(item.storage_index)) is not None]
+        large = [info for info in infos if info.length >= LARGE and info.relative_path in self._source.expect]
+        stop = threading.Event()
+
+        def look() -> None:
+            for info in large:
+                if stop.is_set():
+                    return
+                self._source.expect[info.relative_path](info.offset, info.length)
+
+        thread = threading.Thread(target=look, name="outlast-ahead", daemon=True)
+        if large:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if large:
+                thread.join()
 
     def _read(self, item: ReadItem, planner: LoadPlanner) -> None:
         view = self._bytes(item)
@@ -335,8 +348,6 @@ class Reader(StorageReader):  # type: ignore[misc]
             raise ValueError(f"{item.storage_index.fqn} is not where the metadata says")
         if getattr(info, "transform_descriptors", None):
             raise ValueError(f"{item.storage_index.fqn} was written with an extension of DCP, which is not known here")
-        if info.length >= LARGE and info.relative_path in self._source.expect:
-            self._source.expect[info.relative_path](info.offset, info.length)
         return shard[info.offset : info.offset + info.length]
 
     def _tensor(self, item: ReadItem, view: memoryview) -> torch.Tensor:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from outlast.checkpoint import split
+from outlast.checkpoint.collector import paused
 from outlast.checkpoint.per_rank import PerRank, label, saved_by
 
 Path = tuple[str | int, ...]
@@ -100,6 +101,7 @@ def owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> torch.n
     return None
 
 
+@paused()
 def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
     """Leaves by full name, as DCP names them, and the way to each.
 
@@ -112,24 +114,23 @@ def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]
     flat: dict[str, Any] = {}
     paths: dict[str, Path] = {}
 
-    def visit(path: Path, value: Any) -> None:
+    def visit(name: str, path: Path, value: Any) -> None:
         mapping, sequence = _contains(value.__class__)
         if mapping and value and (_texts(value) or _has_tensors(value)):
             for key, inner in value.items():
-                visit((*path, str(key)), inner)
+                visit(f"{name}.{key}", (*path, str(key)), inner)
             if not _texts(value):
-                visit((*path, _KEYS), list(value))
+                visit(f"{name}.{_KEYS}", (*path, _KEYS), list(value))
         elif sequence and any(isinstance(each, Mapping) or _has_tensors(each) for each in value):
             for index, inner in enumerate(value):
-                visit((*path, index), inner)
+                visit(f"{name}.{index}", (*path, index), inner)
         else:
-            name = ".".join(map(str, path))
             if name in flat:
                 raise ValueError(f"two things in the state are called {name}: rename one")
             flat[name], paths[name] = value, path
 
     for key, value in nested.items():
-        visit((str(key),), value)
+        visit(str(key), (str(key),), value)
     return flat, paths
 
 

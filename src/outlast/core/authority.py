@@ -105,6 +105,7 @@ class Memory(msgspec.Struct, frozen=True):
     names: dict[str, str] = {}
     electorates: tuple[Electorate, ...] = ()
     successors: tuple[Successor, ...] = ()
+    before: tuple[Successor, ...] = ()  # those of the generation before
     failures: tuple[Failure, ...] = ()
     departed: tuple[str, ...] = ()
     hearsay: bool = False  # whether the newest generation has been stopped, and why, has to be asked

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from outlast.core.checks import UNITS, Result, Row, Standing
 from outlast.core.phrases import count, listed
 
 ROWS = 64  # of nodes; more are counted
+FEW, WHY = 3, 200  # nodes that are told of in one line, and characters of what is said of each
 _ORDER = [Standing.FAULTY, Standing.LOST, Standing.ASIDE, Standing.SLOW, Standing.GOOD]
 
 
@@ -45,6 +46,28 @@ def summary(result: Result) -> str:
             named = f" ({listed(names)})" if standing is not Standing.GOOD else ""
             parts.append(f"{len(names)} {standing.value}{named}")
     return f"{count(len(result.rows), 'node')} checked in {count(result.rounds, 'round')}: {', '.join(parts)}"
+
+
+def notice(result: Result, used: Collection[str], where: str) -> str:
+    """In one line, who did not pass and why, for those who do not see the table; nothing if all did.
+
+    `used`: those that may take part all the same. `where`: the node in whose log the table is, if that is known.
+
+    >>> faulty = Row("node-2", Standing.FAULTY, "its check was killed by signal 9")
+    >>> notice(Result({"c": faulty, "a": Row("node-0", Standing.GOOD)}, 2, ()), used={"a"}, where="node-0")
+    'left out: node-2, faulty: its check was killed by signal 9 (the table is in the log of node node-0)'
+    """
+    worse = {node: row for node, row in result.rows.items() if row.standing is not Standing.GOOD}
+    out = [row for node, row in worse.items() if node not in used]
+    stay = [row for node, row in worse.items() if node in used]
+    said = [f"{what}: {_each(rows)}" for what, rows in (("left out", out), ("used all the same", stay)) if rows]
+    log = f"in the log of node {where}" if where else "in the coordinator's log"
+    return f"{'; '.join(said)} (the table is {log})" if said else ""
+
+
+def _each(rows: list[Row]) -> str:
+    named = [f"{row.node}, {row.standing.value}: {row.why[:WHY]}" for row in rows[:FEW]]
+    return "; ".join([*named, *([f"and {len(rows) - FEW} more"] if len(rows) > FEW else [])])
 
 
 def _remark(row: Row) -> str:

@@ -195,7 +195,7 @@ class Examination:
         """One more round for those who seem slow, each with one who does not."""
         if self._tried_for_speed + 1 >= TRIES:
             return []
-        slow = [node for node in self._slow() if node in self._pairing.good]
+        slow = [node for node in self._slower_than(self._expected()) if node in self._pairing.good]
         if not slow:
             return []
         self._tried_for_speed += 1
@@ -204,15 +204,30 @@ class Examination:
         quick = quick[turn:] + quick[:turn]
         return [(node, quick[i]) if i < len(quick) else (node,) for i, node in enumerate(slow)]
 
-    def _medians(self) -> dict[str, float]:
+    def _rates(self) -> dict[str, list[float]]:
         known = {**self._history, **self._best}
         rates = {name: [f[name] for f in known.values() if name in f] for name in JUDGED}
-        return {name: median(values) for name, values in rates.items() if len(values) >= FEWEST}
+        return {name: sorted(values) for name, values in rates.items() if len(values) >= FEWEST}
+
+    def _medians(self) -> dict[str, float]:
+        return {name: median(values) for name, values in self._rates().items()}
+
+    def _expected(self) -> dict[str, float]:
+        """By what it is decided who is tried again.
+
+        In a network, whoever was tried with a slow one is as slow, so that one of four takes half of the figures down,
+        and the median with them. Those of the better half are its measure, until each has had another partner.
+        """
+        rates, medians = self._rates(), self._medians()
+        return medians | {name: median(rates[name][len(rates[name]) // 2 :]) for name in medians if name == "network"}
 
     def _slow(self) -> dict[str, str]:
         """Who is slower than the median by the factor, and in what."""
+        return self._slower_than(self._medians())
+
+    def _slower_than(self, typical: Mapping[str, float]) -> dict[str, str]:
         found: dict[str, str] = {}
-        for name, middle in self._medians().items():
+        for name, middle in typical.items():
             for node in self.nodes:
                 rate = self._best.get(node, {}).get(name)
                 if rate is not None and rate * self._factor < middle and node not in found:

@@ -27,7 +27,7 @@ from outlast.core.authority import Authority, Memory
 from outlast.core.budget import Budget
 from outlast.core.calibration import Calibration
 from outlast.core.changes import Change, belongs_on_disk
-from outlast.core.check_table import summary
+from outlast.core.check_table import notice, summary
 from outlast.core.checks import Standing as Fitness
 from outlast.core.dealer import Dealer
 from outlast.core.events import (
@@ -58,7 +58,7 @@ from outlast.core.gathering import Gathering, Powerless
 from outlast.core.inquiry import Inquiry
 from outlast.core.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.member import Member, is_news
-from outlast.core.phrases import count, listed
+from outlast.core.phrases import NAMES_SHOWN, count, listed
 from outlast.core.roster import assign, last_ranks, line_up, world_of
 from outlast.core.snapshots import Snapshots
 from outlast.diagnosis.culprit import Verdict
@@ -77,6 +77,7 @@ from outlast.messages import (
     Join,
     Leaving,
     Ledger,
+    Notice,
     Over,
     Refuse,
     Report,
@@ -91,9 +92,11 @@ from outlast.messages import (
     Welcome,
     Wish,
 )
+from outlast.messages.fields import LONGEST_REASON
 from outlast.messages.snapshots import Stride
 
 FIRST_NODE = 30.0  # seconds in which the first node has to come
+BRIEF = 200  # characters of why a node is left out
 FIRST = Term(1)
 SUCCESSORS = 8  # nodes that know that they may have to host the coordinator
 
@@ -138,6 +141,7 @@ class Job:
         self._closed = 0  # the newest one whose end has been judged
         self._authority = Authority(rules, now)
         self._successors: tuple[Successor, ...] = ()
+        self._before: tuple[Successor, ...] = ()  # those of the generation before, which has a say until it is settled
         self._nodes = Attendance()
         self._roster: dict[str, Assignment] = {}
         self._gathering = Gathering()
@@ -179,7 +183,7 @@ class Job:
         self._evictions = Evictions(self.rules, memory.ledger.bans)
         self._evictions.settle(now)
         self._authority = Authority(self.rules, now, memory.electorates)
-        self._successors, self._excluded = memory.successors, dict(memory.excluded)
+        self._successors, self._before, self._excluded = memory.successors, memory.before, dict(memory.excluded)
         self._gathering = Gathering(memory.roster, memory.names)
         if memory.electorates:
             self.generation = memory.electorates[0].generation
@@ -201,6 +205,7 @@ class Job:
             names={**self._gathering.names, **{name: self._nodes[name].name for name in self._roster}},
             electorates=tuple(self._authority.electorates),
             successors=self._successors,
+            before=self._before,
             failures=tuple(self._failures),
             departed=tuple(self._departed),
             hearsay=self._hearsay if self.phase is Phase.GATHERING else self.phase is Phase.RUNNING,
@@ -375,7 +380,7 @@ class Job:
             self.run, self.generation = charter.run, charter.ballots[0].generation
             self.restarts = self._charged = charter.restarts
             self._authority.adopt(charter)
-            self._successors = charter.successors
+            self._successors, self._before = charter.successors, charter.before
             self._excluded |= charter.excluded
             if charter.ledger is not None:
                 self._budget.hear(charter.ledger.tried)
@@ -422,7 +427,8 @@ class Job:
             self._send(name, Ack(node.report.seq, self.term.number, leased))
 
     def _charter(self, name: str, now: float) -> Charter:
-        succeeds = any(name == successor.node for successor in self._successors)
+        before = () if self._authority.settled else self._before
+        succeeds = any(name == successor.node for successor in (*self._successors, *before))
         return Charter(
             run=self.run,
             rules=self.rules,
@@ -432,6 +438,7 @@ class Job:
             excluded=dict(self._excluded),
             members=self._authority.electors(len(self._successors)) if succeeds else (),
             ledger=Ledger(self._budget.tell(), self._evictions.tell(now)) if succeeds else None,
+            before=before,
         )
 
     def _reported(self, name: str, report: Report, now: float, *, again: bool = False) -> None:
@@ -896,6 +903,7 @@ class Job:
         self._begin()
         head = self.term.by if self.term.by in self._roster else members[0].node
         self._authority.form(self._roster, head, generation=self.generation, term=self.term.number, now=now)
+        self._before = self._successors
         self._successors = tuple(
             Successor(j.node, j.name, j.addr, j.port) for j in (self._nodes[m.node].join for m in members) if j.port
         )[:SUCCESSORS]
@@ -949,6 +957,12 @@ class Job:
     def _tell_all(self, message: FromCoordinator) -> None:
         for name, _ in self._nodes.here(self._roster):
             self._send(name, message)
+
+    def _tell_elsewhere(self, text: str) -> None:
+        """Say it in the logs of nodes that do not have ours."""
+        for name, _ in self._nodes.here():
+            if name != self.term.by:
+                self._send(name, Notice(text[:LONGEST_REASON]))
 
     def _depart(self, why: str) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
@@ -1024,6 +1038,9 @@ class Job:
                 self._out.append(Cordon(node.name, sentence.why, sentence.seconds))
             self._place(sentence.node, node)
         self._last_call = now  # it took long enough
+        if not self.rules.check_only and (line := notice(result, self._nodes.ready, self._host())):
+            waits = "" if self._world(len(self._nodes.ready)) else f"; waiting for at least {self.rules.min_nodes}"
+            self._tell_elsewhere(f"{line}{waits}")
         if self.rules.check_only:
             self._end(all(row.standing is Fitness.GOOD for row in result.rows.values()), summary(result), now)
         elif not (self._formed or self._nodes.ready) and result.of(Fitness.FAULTY):
@@ -1035,12 +1052,25 @@ class Job:
         r = self.rules
         return world_of(available, least=r.min_nodes, most=r.max_nodes, unit=r.node_unit)
 
+    def _host(self) -> str:
+        """The name of the node in whose log ours is."""
+        return self._nodes[self.term.by].name if self.term.by in self._nodes else ""
+
     def _needed(self) -> str:
         r = self.rules
         unit = f" (in units of {r.node_unit})" if r.node_unit > 1 else ""
         ready = self._nodes.ready
         here = f": {_names(ready.values())}" if ready else ""
-        return f"at least {count(r.min_nodes, 'node')}{unit}; {len(ready)} here{here}"
+        return f"at least {count(r.min_nodes, 'node')}{unit}; {len(ready)} here{here}{self._to_replace()}"
+
+    def _to_replace(self) -> str:
+        """Who is here and left out, and what to do about it."""
+        out = [node for _, node in self._nodes.here() if not node.leaving and self._evictions.is_out(node.place)]
+        why = {node.name: self._evictions.bans[node.place].reason for node in out[:NAMES_SHOWN]}
+        named = [f"{name} ({reason[:BRIEF]})" for name, reason in why.items()]
+        if not named:
+            return ""
+        return f"; left out: {'; '.join(named)}; to replace them, start the same command on other nodes"
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and node in self._nodes:

@@ -160,7 +160,7 @@ class Node:
     @property
     def successors(self) -> tuple[Successor, ...]:
         """Where a coordinator may be. Not all who knew of a later generation need have come to where this node is."""
-        told = self.charter.successors if self.charter is not None else ()
+        told = self.charter.turns if self.charter is not None else ()
         heard = self._welcome.successors if self._welcome is not None else ()
         return tuple(dict.fromkeys((*told, *heard)))
 
@@ -489,7 +489,7 @@ class Node:
         """When it is this node's turn to host the coordinator, should none be reached before."""
         if self.charter is None or self.hosting or self._over is not None or self._leaving is not Leaving.NO:
             return None
-        turns = [s.node for s in self.charter.successors]
+        turns = [s.node for s in self.charter.turns]
         if self.term.by in turns:  # its coordinator is the one that cannot be reached
             turns.remove(self.term.by)
             turns.append(self.term.by)

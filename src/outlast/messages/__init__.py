@@ -133,6 +133,16 @@ class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     excluded: dict[Name, Reason] = {}  # places that are not used again, and why
     members: tuple[Name, ...] = ()  # all of the newest generation's, for a successor: it must count them all
     ledger: Ledger | None = None  # for a successor; its times count from when it was told
+    before: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()  # of the second ballot's generation
+
+    @property
+    def turns(self) -> tuple[Successor, ...]:
+        """Who may host the coordinator, one after the other.
+
+        While the generation before has a say, its members are among them: perhaps nobody of the newest has heard of it.
+        """
+        newest = {successor.node for successor in self.successors}
+        return (*self.successors, *(successor for successor in self.before if successor.node not in newest))
 
     @property
     def known(self) -> tuple[int, int, int]:
@@ -422,6 +432,12 @@ class Agreed(msgspec.Struct, frozen=True, array_like=True, tag="agreed"):
     measures: Measures
 
 
+class Notice(msgspec.Struct, frozen=True, array_like=True, tag="notice"):
+    """For whoever reads this node's log: the coordinator's own may lie on another host."""
+
+    text: Reason
+
+
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
     """Say where your ranks are, at once: somewhere in the job one is late."""
 
@@ -483,6 +499,7 @@ FromCoordinator = (
     | Measure
     | Agreed
     | Probe
+    | Notice
     | Look
     | Named
     | Stride
