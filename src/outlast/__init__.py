@@ -9,6 +9,7 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from outlast.checkpoint.checkpointer import Checkpointer
+    from outlast.checkpoint.per_rank import PerRank
     from outlast.data.accumulation import Accumulation
     from outlast.data.batch import BatchPlan
     from outlast.data.iterable import ElasticIterable
@@ -47,6 +48,7 @@ __all__ = [
     "FailoverStrategy",
     "FailureInfo",
     "JobFailed",
+    "PerRank",
     "Platform",
     "RanksMissing",
     "calibrate",
@@ -78,6 +80,7 @@ _ROOMS = {
     "FailoverStrategy": "outlast.failover",
     "FailureInfo": "outlast.failover",
     "JobFailed": "outlast.errors",
+    "PerRank": "outlast.checkpoint.per_rank",
     "Platform": "outlast.platforms.plugins",
     "RanksMissing": "outlast.worker.health",
     "health_check": "outlast.worker.health",

@@ -154,6 +154,7 @@ ODD = {
     "list": [torch.ones(2), {"x": torch.zeros(1)}, 5],
     "nested": {"a": {"b": {"c": (1, 2.5, None)}}, "nothing": {}, "empty list": []},
     "numbers": {1: "one", 2: "two"},
+    "tensors by number": {"state": [{0: {"x": torch.ones(2)}, 1: {"x": torch.zeros(1), 5: "five"}}, {"y": {}}]},
     "text": "ä\n",
     "none": None,
     "large": 2**70,
@@ -403,28 +404,44 @@ def test_a_state_that_does_not_fit_is_one_line(checkpointer: Callable[..., Check
         assert "\n" not in str(caught.value)
 
 
-def test_zeros_optimizers_are_refused(checkpointer: Callable[..., Checkpointer]) -> None:
-    """They look like any state, and are another one on each rank: one of them would be taken for all."""
-    kind = type("Zero", (), {"state_dict": dict, "load_state_dict": lambda *_: None})
-    kind.__module__ = "deepspeed.runtime.zero.stage_1_and_2"
-    with pytest.raises(ValueError, match=r"optim is an optimizer of DeepSpeed's ZeRO.*DeepSpeed's own checkpoints"):
-        checkpointer().save(1, {"optim": kind()})
+def test_what_zero_has_split_is_refused(checkpointer: Callable[..., Checkpointer]) -> None:
+    """It looks like any state, and is another one on each rank: one of them would be taken for all."""
+    base = type("ZeROOptimizer", (), {"state_dict": lambda _: {}, "load_state_dict": lambda *_: None})
+    base.__module__ = "deepspeed.runtime.base_optimizer"
+    optimizer, model = type("Zero", (base,), {})(), nn.Linear(2, 2)
+    model.weight.ds_tensor = torch.zeros(2)  # type: ignore[attr-defined]
+    for value in (optimizer, outlast.PerRank(optimizer), model, outlast.PerRank(model)):
+        with pytest.raises(ValueError, match=r"x is of DeepSpeed's ZeRO.*outlast.integrations.deepspeed.state"):
+            checkpointer().save(1, {"x": value})
 
 
-def test_a_model_that_megatron_has_split_is_refused(
+def test_what_megatron_has_split_is_refused_unless_it_is_wrapped(
     checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its parts look replicated."""
     model, ours = nn.Linear(2, 2), nn.Linear(2, 2)
     model.weight.tensor_model_parallel = True  # type: ignore[attr-defined]
+    optimizer = torch.optim.SGD(model.parameters())
     sizes = {"get_tensor_model_parallel_world_size": lambda: 1, "get_pipeline_model_parallel_world_size": lambda: 1}
     groups = types.SimpleNamespace(**sizes)
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", groups)  # type: ignore[arg-type]
-    assert checkpointer().save(1, {"model": model})
+    assert checkpointer().save(1, {"x": model, "optim": optimizer})
     groups.get_tensor_model_parallel_world_size = lambda: 2
-    assert checkpointer().save(1, {"model": ours})
-    with pytest.raises(ValueError, match=r"model is a model of Megatron-core.*dist_checkpointing"):
-        checkpointer().save(1, {"model": model})
+    assert checkpointer().save(1, {"x": ours})
+    for value in (model, optimizer):
+        with pytest.raises(ValueError, match=r"x is of a model that Megatron-core has split.*outlast.PerRank\(x\)"):
+            checkpointer().save(1, {"x": value})
+        assert checkpointer().save(1, {"x": outlast.PerRank(value)})
+
+
+def test_an_optimizer_that_leaves_out_its_tensors_is_refused(checkpointer: Callable[..., Checkpointer]) -> None:
+    kind = type("DistributedOptimizer", (), {"state_dict": lambda _: {}, "load_state_dict": lambda *_: None})
+    kind.__module__ = "megatron.core.optimizer.distrib_optimizer"
+    chain = nn.Identity()
+    chain.chained_optimizers = [kind()]  # type: ignore[assignment]
+    for value in (kind(), outlast.PerRank(kind()), outlast.PerRank(chain)):
+        with pytest.raises(ValueError, match=r"x is a distributed optimizer of Megatron-core.*dist_checkpointing"):
+            checkpointer().save(1, {"x": value})
 
 
 def test_what_cannot_be_saved_is_named(checkpointer: Callable[..., Checkpointer]) -> None:

@@ -42,7 +42,7 @@ FORBIDDEN["checks"] = {"agent", "coordinator", "core", "cli"}
 FORBIDDEN["checkpoint"] = {"agent", "coordinator", "core", "cli"}
 # The worker's half of the checkpoints; the other half is the agent's, too.
 WITH_TORCH = {
-    "outlast.checkpoint." + name for name in ("checkpointer", "export", "flight", "layout", "reader", "state")
+    "outlast.checkpoint." + name for name in ("checkpointer", "export", "flight", "layout", "reader", "split", "state")
 }
 # Nothing off the wire is unpickled: what cannot unpickle, does not.
 UNPICKLES = {"pickle", "_pickle", "cPickle", "shelve", "marshal", "dill", "cloudpickle", "torch"}

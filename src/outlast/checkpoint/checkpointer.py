@@ -57,7 +57,8 @@ class Checkpointer:
     The path may be `s3://bucket/prefix` or `gs://…`, with `outlast[stores]`.
 
     All ranks call it alike. Values may be models, optimizers, anything with `state_dict` and `load_state_dict`,
-    tensors, numbers, and dictionaries and lists of these. `every` makes `save` do nothing but every so many steps (10),
+    tensors, numbers, and dictionaries and lists of these; what is another one on each rank under the same names is
+    wrapped in `outlast.PerRank`. `every` makes `save` do nothing but every so many steps (10),
     every so often ("30s", "5m", a timedelta), or as seldom as is wise ("auto"); those with `durable=True` apart. On a
     GPU, what the optimizer steps is copied while training goes on, and its next step waits for it; `overlap=False`
     makes `save` wait instead.
@@ -79,7 +80,7 @@ class Checkpointer:
         self._keep_last, self._group = keep_last, process_group
         self._interval = Interval(every)
         self._born = time.time()
-        self._sources = Sources()
+        self._sources = Sources(process_group)
         self._plan: Plan | None = None
         self._layout: Layout | None = None
         self._origin = ""

@@ -235,7 +235,7 @@ def load(source: Source, state: Mapping[str, Any], group: dist.ProcessGroup | No
     """
     distributed = dist.is_available() and dist.is_initialized()
     try:
-        targets = Targets(state, source.metadata)
+        targets = Targets(state, source.metadata, group)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a mapping is not writable
             targets.flat |= read(source, targets.flat, group, distributed=distributed)

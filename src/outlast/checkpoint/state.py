@@ -8,23 +8,26 @@ only as long as it was seen to give the very same keys and the very same memory 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from outlast.checkpoint import split
 from outlast.checkpoint.collector import paused
+from outlast.checkpoint.per_rank import PerRank, label, saved_by
 
 Path = tuple[str | int, ...]
 Nested = dict[str, Any]
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_KEYS = "(keys)"  # beside what is in a dictionary whose keys are not texts: what they are
 
 
 @runtime_checkable
@@ -39,7 +42,8 @@ class Stateful(Protocol):
 class Sources:
     """Reads the state of what the user gave."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
         self._quick: set[str] = set()  # names for which the quick way gives the same
 
     def read(self, state: Mapping[str, Any], *, verify: bool) -> Nested:
@@ -47,10 +51,16 @@ class Sources:
         return {name: self._read(name, value, state, verify=verify) for name, value in state.items()}
 
     def _read(self, name: str, value: Any, state: Mapping[str, Any], *, verify: bool) -> Any:
+        if verify:
+            split.refuse(name, value)
+        if isinstance(value, PerRank):
+            nested = value.state_dict()
+            if verify:
+                _refuse_dtensors(name, nested)
+            return {label(*_rank_and_world(self._group)): nested}
         if isinstance(value, torch.nn.Module):
             if not verify and name in self._quick:
                 return _model(value)
-            _refuse_megatron(name, value)
             return self._compared(name, _model(value), dcp.get_model_state_dict(value))
         if isinstance(value, torch.optim.Optimizer):
             model = owner(value, state)
@@ -60,11 +70,6 @@ class Sources:
             if not value.state or (not verify and name in self._quick):
                 return _optimizer(value, model)
             return self._compared(name, _optimizer(value, model), dcp.get_optimizer_state_dict(model, value))
-        if type(value).__module__.startswith("deepspeed.runtime.zero"):
-            raise ValueError(
-                f"{name} is an optimizer of DeepSpeed's ZeRO, which has another state on each rank under the same "
-                "names: save it with DeepSpeed's own checkpoints"
-            )
         return value.state_dict() if isinstance(value, Stateful) else value
 
     def _compared(self, name: str, quick: Nested, slow: Nested) -> Nested:
@@ -75,16 +80,16 @@ class Sources:
         return slow
 
 
-def _refuse_megatron(name: str, module: torch.nn.Module) -> None:
-    """What looks replicated there is not: ranks have other parts of a layer, or other layers, under the same names."""
-    groups = sys.modules.get("megatron.core.parallel_state")
-    if groups is None or not any(hasattr(each, "tensor_model_parallel") for each in module.parameters()):
-        return
-    if groups.get_tensor_model_parallel_world_size() * groups.get_pipeline_model_parallel_world_size() > 1:
-        raise ValueError(
-            f"{name} is a model of Megatron-core that is split over ranks, which have other tensors under the same "
-            "names: save it with megatron.core.dist_checkpointing"
-        )
+def _refuse_dtensors(name: str, nested: Nested) -> None:
+    for key, value in flatten({name: nested})[0].items():
+        if isinstance(value, DTensor):
+            raise ValueError(f"{key} is a DTensor, which knows where its parts belong: give {name} without PerRank")
+
+
+def _rank_and_world(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
 
 
 def owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> torch.nn.Module | None:
@@ -101,7 +106,7 @@ def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]
     """Leaves by full name, as DCP names them, and the way to each.
 
     Lists are followed if there are tensors or dictionaries in them, as DCP does. A dictionary whose keys are not all
-    texts is one object, so that they stay what they are, unless there are tensors in it.
+    texts is one object, so that they stay what they are, unless there are tensors in it: then its keys are beside them.
 
     >>> flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": 5}]})[0]
     {'a.b': 1, 'a.c': [1, 2], 'd.0.e': 5}
@@ -114,6 +119,8 @@ def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]
         if mapping and value and (_texts(value) or _has_tensors(value)):
             for key, inner in value.items():
                 visit(f"{name}.{key}", (*path, str(key)), inner)
+            if not _texts(value):
+                visit(f"{name}.{_KEYS}", (*path, _KEYS), list(value))
         elif sequence and any(isinstance(each, Mapping) or _has_tensors(each) for each in value):
             for index, inner in enumerate(value):
                 visit(f"{name}.{index}", (*path, index), inner)
@@ -139,8 +146,17 @@ def nest(flat: Mapping[str, Any], paths: Mapping[str, Path]) -> Nested:
         for key, following in pairwise(path):
             at = _enter(at, key, [] if isinstance(following, int) else {})
         _enter(at, path[-1], value)
-    result: Nested = root
+    result: Nested = _with_own_keys(root)
     return result
+
+
+def _with_own_keys(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_own_keys(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    keys = {str(key): key for key in value.get(_KEYS, ())}
+    return {keys.get(name, name): _with_own_keys(inner) for name, inner in value.items() if name != _KEYS}
 
 
 def _enter(container: Any, key: str | int, value: Any) -> Any:
@@ -156,13 +172,15 @@ def _enter(container: Any, key: str | int, value: Any) -> Any:
 class Targets:
     """Where a checkpoint is loaded to: tensors that are there already are filled, all else is made anew."""
 
-    def __init__(self, state: Mapping[str, Any], metadata: Metadata) -> None:
+    def __init__(self, state: Mapping[str, Any], metadata: Metadata, group: dist.ProcessGroup | None = None) -> None:
         self._state = state
+        self._rank, self._world = _rank_and_world(group)
         self._names = metadata.state_dict_metadata
         self._paths: dict[str, Path] = dict(metadata.planner_data or {})
         self.flat: dict[str, Any] = {}
         self.paths: dict[str, Path] = {}
-        for name, value in state.items():
+        # What may not fit comes first: then nothing was changed yet.
+        for name, value in sorted(state.items(), key=lambda each: not isinstance(each[1], PerRank)):
             self._add(name, value)
 
     def write_back(self) -> None:
@@ -174,6 +192,8 @@ class Targets:
                 dcp.set_model_state_dict(value, part)
             elif isinstance(value, torch.optim.Optimizer):
                 _load_optimizer(value, owner(value, self._state), part)
+            elif isinstance(value, PerRank):
+                value.load_state_dict(part[label(self._rank, self._world)])
             elif isinstance(value, Stateful):
                 value.load_state_dict(part)
             elif isinstance(self._state, MutableMapping):
@@ -189,7 +209,8 @@ class Targets:
                 value.state.clear()
                 self._live(name, _optimizer(value, model))
         else:
-            self._stored(name, value.state_dict() if isinstance(value, Stateful) else value)
+            nested = value.state_dict() if isinstance(value, Stateful) else value
+            self._stored(name, nested, per_rank=isinstance(value, PerRank))
 
     def _live(self, name: str, nested: Nested) -> None:
         """What the object has now is what it wants."""
@@ -201,17 +222,34 @@ class Targets:
         self.flat |= flat
         self.paths |= paths
 
-    def _stored(self, name: str, nested: Any) -> None:
+    def _stored(self, name: str, nested: Any, *, per_rank: bool = False) -> None:
         """What was stored is what the object gets: a sampler knows nothing of what it had when it was saved."""
         found = {key: path for key in self._names if (path := self._paths.get(key, (key,)))[0] == name}
         if not found:
             raise ValueError(
                 f"it has no {name!r}: leave it out of the state to be restored, or out of the next restore"
             )
+        ranks = saved_by(path[1] if len(path) > 1 else "" for path in found.values())
+        if bool(ranks) is not per_rank:
+            how = "with PerRank: wrap it" if ranks else "without PerRank: give it as it was"
+            raise ValueError(f"{name!r} was saved {how}")
+        if per_rank:
+            self._refuse_other_world(name, ranks)
+            own = label(self._rank, self._world)
+            nested = {own: nested}
+            found = {key: path for key, path in found.items() if path[1] == own}
         live = flatten({name: nested})[0]
         for key, path in found.items():
             self.flat[key] = _target(self._names[key], live.get(key))
             self.paths[key] = path
+
+    def _refuse_other_world(self, name: str, ranks: int) -> None:
+        if ranks != self._world:
+            raise ValueError(
+                f"{name!r} was saved by {ranks} ranks, each with a state of its own (PerRank), and there are "
+                f"{self._world} now: start with {ranks} ranks, or bring it to {self._world} with the converter of the "
+                "framework that has split it"
+            )
 
 
 def _target(stored: Any, live: Any) -> Any:

@@ -1,0 +1,56 @@
+"""State that is another one on each rank, under the launcher: killed, it goes on exactly."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from jobs import job
+from outlast.checkpoint import format as disk
+from processes import Process
+
+SCRIPT = Path(__file__).parent / "checkpoints" / "split_model.py"
+DEEPSPEED = Path(__file__).parents[2] / "examples" / "deepspeed_zero.py"
+LONG = 120.0  # torch is imported, on machines with little to spare
+
+
+def train(directory: Path, *args: str, script: Path = SCRIPT) -> Process:
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--ft-snapshot-linger=1")
+    return job(*flags, script=script, args=[directory, *args])
+
+
+def losses(process: Process) -> dict[tuple[int, int], str]:
+    """By step and rank, to the last bit."""
+    assert process.wait(LONG) == 0, process.output
+    # Lines of two ranks may run into each other.
+    found = re.findall(r"step (\d+) rank (\d+) (loss \S+ \w+ (?:0x[0-9a-f.]+p[-+]\d|[\d.]+))", process.output)
+    return {(int(step), int(rank)): loss for step, rank, loss in found}
+
+
+@pytest.mark.timeout(400)
+def test_a_split_model_goes_on_exactly_from_memory_and_from_disk(tmp_path: Path) -> None:
+    truth = losses(train(tmp_path / "truth"))
+    assert len(set(truth.values())) == 12
+    killed = train(tmp_path / "killed", "--kill-at=3", "--steps=4")
+    assert losses(killed) == {key: loss for key, loss in truth.items() if key[0] <= 4}
+    assert "rank 1 restored 3 count 30" in killed.output
+    assert disk.verify(tmp_path / "killed" / "step-00000004") == []
+    later = losses(train(tmp_path / "killed"))
+    assert later == {key: loss for key, loss in truth.items() if key[0] > 4}
+
+
+@pytest.mark.timeout(800)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeeds_zero_goes_on_exactly(tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Needs DeepSpeed, which the tests do not install: it takes minutes."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    truth = losses(train(tmp_path / "truth", f"--stage={stage}", script=DEEPSPEED))
+    assert len(set(truth.values())) == 18
+    killed = train(tmp_path / "killed", f"--stage={stage}", "--kill-at=4", script=DEEPSPEED)
+    assert losses(killed) == truth
+    assert "rank 1 goes on after step 4" in killed.output
