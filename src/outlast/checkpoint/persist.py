@@ -38,8 +38,7 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
     `ticket` is that of one of them. A slot that no longer holds the save is a problem: who fills slots spares those
     that are to be written. `tell` hears what became of it before older ones are removed, which may take a while.
     """
-    outcome, found = _lease(paths, ticket)
-    tell(outcome)
+    outcome, found = _lease(paths, ticket, tell)
     if outcome.path:
         directory = address(found.directory)
         with suppress(OSError):
@@ -48,23 +47,27 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
     return outcome
 
 
-def _lease(paths: Iterable[str | Path], ticket: Ticket) -> tuple[Outcome, Ticket]:
-    """What became of it, and what the slots themselves say."""
+def _lease(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome], None]) -> tuple[Outcome, Ticket]:
+    """Have the slots while they are written. What became of it, and what they say themselves."""
     step = ticket.save.step
-    lost = Outcome(ticket.mark, step, f"step {step} is not on disk: its memory was given up before it was written")
+    outcome = Outcome(ticket.mark, step, f"step {step} is not on disk: its memory was given up before it was written")
     with ExitStack() as held:
         leased: list[tuple[Slot, Ticket]] = []
         for path in paths:
-            try:
+            with suppress(OSError, ValueError):
                 slot = open_slot(path)
-            except (OSError, ValueError):
-                return lost, ticket
-            held.callback(slot.close)  # with it ends the lock
-            found = slot.ticket() if slot.lock(shared=True) else None
-            if found is None or found.mark != ticket.mark:
-                return lost, ticket
-            leased.append((slot, found))
-        return _persist(leased), leased[0][1]
+                held.callback(slot.close)  # with it ends the lock
+                found = slot.ticket() if slot.lock(shared=True) else None
+                if found is not None and found.mark == ticket.mark:
+                    leased.append((slot, found))
+                    continue
+            break
+        else:
+            outcome, ticket = _persist(leased), leased[0][1]
+            for slot, _ in leased:
+                slot.unlock()  # to let go of a large one takes a while
+        tell(outcome)
+    return outcome, ticket
 
 
 def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
@@ -114,8 +117,7 @@ def prune(directory: Address, keep_last: int) -> list[Address]:
 
 def _write(draft: Address, slot: Slot, ticket: Ticket) -> None:
     shard, table, contents, blanks = slot.parts(ticket)
-    with shard, ThreadPoolExecutor(1, "outlast-ahead") as ahead:
-        ahead.submit(slot.expect_reading, 0, ticket.length)
+    with shard:
         file = disk.write_shard(draft, disk.shard_name(ticket.rank), shard)
     part = Part(
         save=ticket.save,
