@@ -14,6 +14,7 @@ import pytest
 from outlast.agent import keeper as keepers
 from outlast.agent import keeper_process
 from outlast.agent.keeper import Keeper, arena_of
+from outlast.agent.leftovers import sweep
 from outlast.agent.memory import snapshots
 from outlast.agent.place import Place, hold, taken
 from outlast.checkpoint import format as disk
@@ -201,3 +202,34 @@ def test_an_older_snapshot_is_not_written_after_a_newer_checkpoint(tmp_path: Pat
     keeper.breakpoint()
     assert steps(tmp_path / "ck") == [5]
     arena.close()
+
+
+def test_what_a_job_left_that_was_killed_as_a_whole_is_removed_and_nothing_that_may_be_used(
+    place: Place, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    def arena(key: str) -> Path:
+        path = shared / f"outlast-{os.getuid()}-{key[:16]}"
+        made = Arena(path, 0)
+        fill(made, 1, None, directory=str(tmp_path / "ck"))
+        made.close()
+        return path
+
+    left, kept, own = arena("0123456789abcdef"), arena("00000000000000aa"), arena("00000000000000bb")
+    known = arena(place.key)  # an agent has it that has not had to start a keeper yet
+    opened = arena("00000000000000cc")
+    descriptor = os.open(opened, os.O_RDONLY)
+    (shared / "outlast-of-somebody").mkdir()
+    with orphan(kept, "", 3600) as keeper:
+        keeper.wait_for("step 1 is on disk")
+        assert sweep(own) == []  # it is too young
+        assert sweep(own, age=0.0) == [left]
+        assert {path.name for path in shared.iterdir()} == {
+            *(path.name for path in (kept, own, known, opened)),
+            "outlast-of-somebody",
+        }
+        keeper.kill()
+    os.close(descriptor)
+    assert sweep(own, age=0.0) == sorted([kept, opened])

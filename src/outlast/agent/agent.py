@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Mapping
 from functools import partial
 from ipaddress import ip_address
@@ -25,6 +26,7 @@ from outlast.agent.hangs import Hangs
 from outlast.agent.inquest import Inquest
 from outlast.agent.judge import Judge
 from outlast.agent.keeper import Keeper, Line, listen
+from outlast.agent.leftovers import sweep
 from outlast.agent.link import Link
 from outlast.agent.logs import JobLogs
 from outlast.agent.pace import Pacing
@@ -198,6 +200,7 @@ class Agent:
             self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
         if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
             self._guard.start()
+        threading.Thread(target=sweep, args=(self._keeper.arena,), name="outlast-sweep", daemon=True).start()
         await self._desk.open()
         linking = asyncio.create_task(self._link.run())
         try:

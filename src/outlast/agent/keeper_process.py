@@ -51,6 +51,7 @@ log = logging.getLogger("keeper")
 LOOK, ENDED, OVER = b"look", b"ended", b"over"
 NETWORK, PARTNER, COMPLETE = b"network ", b"partner ", b"complete "  # and what follows, in JSON
 DOOR = "door"  # in the arena, where a keeper waits for the next one
+KEPT = "kept"  # in the arena: keepers have a lock on it
 
 
 class Network(msgspec.Struct, frozen=True):
@@ -236,7 +237,8 @@ def main(directory: Path, key: str, seconds: float, level: str) -> None:
     logs.configure(level, "keeper")
     relieve(directory)
     with suppress(OSError):
-        os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # whoever asks who uses it finds us
+        # Whoever asks who uses it finds us, until we end, however we end.
+        fcntl.flock(os.open(directory / KEPT, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH)
     keeper = Keeper(directory)
     words = Ear(directory, sys.stdin.fileno())
     keeper.look()
