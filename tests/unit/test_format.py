@@ -22,7 +22,7 @@ CONTENTS = b"offset 00000000 length 00000000"
 
 
 def part(rank: int, data: bytes, save: Save = SAVE) -> Part:
-    chunks = tuple(digest for _, digest in disk.hashes(memoryview(data)))
+    chunks = disk.hashes(memoryview(data))
     return Part(
         save=save,
         rank=rank,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from outlast.agent.keeper_process import KEPT, remove
 from outlast.agent.place import taken
+from outlast.checkpoint.directory import touched
 
 log = logging.getLogger("agent")
 
@@ -40,7 +41,7 @@ def sweep(own: Path, age: float = AGE) -> list[Path]:
 
 def _untouched_for(path: Path) -> float:
     try:
-        return time.time() - max(each.stat().st_mtime for each in (path, *path.iterdir()))
+        return time.time() - touched(path)
     except OSError:
         return -1.0  # somebody else is just removing it
 

@@ -119,7 +119,7 @@ class Seat:
         memory = recall(path)
         if memory is None or memory.outcome is not None:
             return []
-        return [Endpoint(s.addr, s.port) for s in (*memory.successors, *memory.before)]
+        return list(dict.fromkeys(Endpoint(s.addr, s.port) for s in (*memory.successors, *memory.before)))
 
     def _journal(self, port: int) -> Path:
         return Path(self._settings.journal) if self._settings.journal else tokens.journal_of(port)

@@ -148,7 +148,7 @@ class Directory:
         for entry, match in matches:
             with suppress(OSError):
                 if match:
-                    found.append(Draft(entry.name, match[3], int(match[4]), _touched(entry)))
+                    found.append(Draft(entry.name, match[3], int(match[4]), touched(entry)))
         return found
 
     @contextmanager
@@ -194,7 +194,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _touched(path: Path) -> float:
+def touched(path: Path) -> float:
+    """When a directory, or what lies in it, was last written to. Raises OSError."""
     return max(entry.stat().st_mtime for entry in [path, *path.iterdir()])
 
 

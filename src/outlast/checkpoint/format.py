@@ -227,11 +227,15 @@ def verify(path: Address, progress: Callable[[int], None] | None = None) -> list
     return lines
 
 
-def hashes(data: memoryview) -> Iterator[tuple[memoryview, str]]:
-    """The chunks of what is to be written, each with its hash."""
+def pieces(data: memoryview) -> Iterator[memoryview]:
+    """The chunks of what is to be written."""
     for start, length in spans(len(data)):
-        chunk = data[start : start + length]
-        yield chunk, xxhash.xxh3_128_hexdigest(chunk)
+        yield data[start : start + length]
+
+
+def hashes(data: memoryview) -> tuple[str, ...]:
+    """Of each of its chunks."""
+    return tuple(map(xxhash.xxh3_128_hexdigest, pieces(data)))
 
 
 def write_shard(draft: Address, name: str, data: memoryview) -> File:
@@ -239,8 +243,7 @@ def write_shard(draft: Address, name: str, data: memoryview) -> File:
     digests: list[Future[str]] = []
 
     def chunks() -> Iterator[memoryview]:
-        for start, length in spans(len(data)):
-            chunk = data[start : start + length]
+        for chunk in pieces(data):
             digests.append(beside.submit(xxhash.xxh3_128_hexdigest, chunk))
             yield chunk
 
@@ -268,7 +271,7 @@ def commit(directory: Address, save: Save) -> Address | None:
         contents = memoryview(filled_in(parts))
         storage.write(f"{draft.name}/{METADATA}", contents)
         files = [part.file for part in parts]
-        files.append(File(METADATA, len(contents), tuple(digest for _, digest in hashes(contents))))
+        files.append(File(METADATA, len(contents), hashes(contents)))
         manifest = Manifest(save=save, saved_at=max(part.saved_at for part in parts), files=tuple(files))
         problems = check(draft, manifest)
         if problems:

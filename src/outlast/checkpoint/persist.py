@@ -38,36 +38,36 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
     `ticket` is that of one of them. A slot that no longer holds the save is a problem: who fills slots spares those
     that are to be written. `tell` hears what became of it before older ones are removed, which may take a while.
     """
-    outcome, found = _lease(paths, ticket, tell)
-    if outcome.path:
-        directory = address(found.directory)
-        with suppress(OSError):
-            disk.clear_drafts(directory, found.save)
-            prune(directory, found.keep_last)
-    return outcome
-
-
-def _lease(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome], None]) -> tuple[Outcome, Ticket]:
-    """Have the slots while they are written. What became of it, and what they say themselves."""
     step = ticket.save.step
     outcome = Outcome(ticket.mark, step, f"step {step} is not on disk: its memory was given up before it was written")
     with ExitStack() as held:
-        leased: list[tuple[Slot, Ticket]] = []
-        for path in paths:
-            with suppress(OSError, ValueError):
-                slot = open_slot(path)
-                held.callback(slot.close)  # with it ends the lock
-                found = slot.ticket() if slot.lock(shared=True) else None
-                if found is not None and found.mark == ticket.mark:
-                    leased.append((slot, found))
-                    continue
-            break
-        else:
+        if leased := _lease(paths, ticket.mark, held):
             outcome, ticket = _persist(leased), leased[0][1]
             for slot, _ in leased:
                 slot.unlock()  # to let go of a large one takes a while
         tell(outcome)
-    return outcome, ticket
+    if outcome.path:
+        directory = address(ticket.directory)
+        with suppress(OSError):
+            disk.clear_drafts(directory, ticket.save)
+            prune(directory, ticket.keep_last)
+    return outcome
+
+
+def _lease(paths: Iterable[str | Path], mark: Mark, held: ExitStack) -> list[tuple[Slot, Ticket]]:
+    """All of these slots, locked until `held` ends; none if one of them does not hold this save."""
+    leased = []
+    for path in paths:
+        try:
+            slot = open_slot(path)
+        except (OSError, ValueError):
+            return []
+        held.callback(slot.close)  # with it ends the lock
+        found = slot.ticket() if slot.lock(shared=True) else None
+        if found is None or found.mark != mark:
+            return []
+        leased.append((slot, found))
+    return leased
 
 
 def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
