@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# DeepSpeed and Megatron-core, which other libraries behave differently beside: only their own tests look there.
+FRAMEWORKS := $(VENV)/frameworks
 # Pinned for development: the newest torch pulls gigabytes of CUDA. The package itself takes torch >= 2.6.
 TORCH := torch==2.13.0
 
@@ -10,10 +12,16 @@ TORCH := torch==2.13.0
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml scripts/dev-requirements
+$(STAMP): pyproject.toml scripts/dev-requirements scripts/framework-requirements
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . -r scripts/dev-requirements
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+	  > $$($(FRAMEWORKS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel
+	DS_BUILD_OPS=0 $(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  -r scripts/framework-requirements
 	touch $@
 
 demo: setup

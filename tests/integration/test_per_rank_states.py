@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from outlast.checkpoint import format as disk
 from processes import Process
 
 SCRIPT = Path(__file__).parent / "checkpoints" / "split_model.py"
-DEEPSPEED = Path(__file__).parents[2] / "examples" / "deepspeed_zero.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEEPSPEED, MEGATRON = EXAMPLES / "deepspeed_zero.py", EXAMPLES / "megatron_tensor_parallel.py"
 LONG = 120.0  # torch is imported, on machines with little to spare
 
 
@@ -26,7 +29,7 @@ def losses(process: Process) -> dict[tuple[int, int], str]:
     """By step and rank, to the last bit."""
     assert process.wait(LONG) == 0, process.output
     # Lines of two ranks may run into each other.
-    found = re.findall(r"step (\d+) rank (\d+) (loss \S+ \w+ (?:0x[0-9a-f.]+p[-+]\d|[\d.]+))", process.output)
+    found = re.findall(r"step (\d+) rank (\d+) (loss \S+ \w+ (?:-?0x[0-9a-f.]+p[-+]\d+|[\d.]+))", process.output)
     return {(int(step), int(rank)): loss for step, rank, loss in found}
 
 
@@ -42,15 +45,33 @@ def test_a_split_model_goes_on_exactly_from_memory_and_from_disk(tmp_path: Path)
     assert later == {key: loss for key, loss in truth.items() if key[0] > 4}
 
 
+@pytest.fixture
+def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed and Megatron-core are beside the other libraries, which act differently where they find them."""
+    beside = str(Path(sys.prefix) / "frameworks")
+    path = Path(sysconfig.get_path("purelib", vars={"base": beside}))
+    assert path.is_dir(), "DeepSpeed and Megatron-core are missing: make setup installs them"
+    monkeypatch.setenv("PYTHONPATH", str(path), prepend=os.pathsep)
+
+
 @pytest.mark.timeout(800)
+@pytest.mark.usefixtures("frameworks")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeeds_zero_goes_on_exactly(tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Needs DeepSpeed, which the tests do not install: it takes minutes."""
-    if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("deepspeed is not installed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     truth = losses(train(tmp_path / "truth", f"--stage={stage}", script=DEEPSPEED))
     assert len(set(truth.values())) == 18
     killed = train(tmp_path / "killed", f"--stage={stage}", "--kill-at=4", script=DEEPSPEED)
+    assert losses(killed) == truth
+    assert "rank 1 goes on after step 4" in killed.output
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("frameworks")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Megatron-core cannot be installed in Python 3.14")
+def test_layers_that_megatron_has_split_go_on_exactly(tmp_path: Path) -> None:
+    truth = losses(train(tmp_path / "truth", script=MEGATRON))
+    assert len(set(truth.values())) == 18
+    killed = train(tmp_path / "killed", "--kill-at=4", script=MEGATRON)
     assert losses(killed) == truth
     assert "rank 1 goes on after step 4" in killed.output
