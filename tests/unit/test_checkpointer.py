@@ -114,6 +114,19 @@ def test_what_is_in_memory_is_restored_where_nothing_is_on_disk(checkpointer: Ca
     assert same(dict(state["model"].state_dict()), kept)
 
 
+def test_steps_are_counted_on_from_the_one_that_is_restored(
+    checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session({})
+    monkeypatch.setattr(checkpointers, "session", session)
+    state, saver = training(0), checkpointer()
+    saver.save(280, state)
+    session.step(7)
+    assert saver.restore(state) == 280
+    session.step()
+    assert session.slot.words[boards.STEP] == 281
+
+
 def test_an_optimizer_that_has_done_nothing_is_saved_and_restored_as_that(
     checkpointer: Callable[..., Checkpointer],
 ) -> None:

@@ -62,6 +62,16 @@ def test_steps_are_counted_or_given_and_are_heartbeats_too(board: Board, session
     assert board.read(0).step_at == board.read(0).beat_at
 
 
+def test_steps_are_counted_on_from_what_was_restored_and_only_when_they_are_made(
+    board: Board, session: Session
+) -> None:
+    session.go_on_after(280)
+    session.heartbeat()
+    assert board.read(0).step is None
+    session.optimizer_stepped()
+    assert board.read(0).step == 281
+
+
 def test_steps_of_an_optimizer_count_until_the_script_says_better(board: Board, session: Session) -> None:
     session.optimizer_stepped()
     session.optimizer_stepped()

@@ -159,6 +159,7 @@ class Checkpointer:
         for offered, where in self._candidates(step):
             problem = self._try(where, state)
             if not problem:
+                session.go_on_after(offered)
                 if self._rank == 0:
                     log.info(
                         "step %d is restored from %s", offered, where if isinstance(where, Path | Url) else "memory"

@@ -128,6 +128,13 @@ class Session:
         self._own_steps = True
         self._count(number)
 
+    def go_on_after(self, step: int) -> None:
+        """What was restored is the state after this step: the next one that is counted here has the number after it.
+
+        Else each life would count anew, and one that got further than all before it would seem not to.
+        """
+        self._step = step
+
     def optimizer_steps(self) -> None:
         """An optimizer is about to make a step: ranks have just exchanged gradients, in the section that was last.
 
