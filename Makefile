@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml scripts/dev-requirements scripts/framework-requirements
 	  > $$($(FRAMEWORKS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel
 	DS_BUILD_OPS=0 $(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  -r scripts/framework-requirements
+	  -r scripts/framework-requirements || echo "no DeepSpeed and Megatron-core for this Python: their tests are skipped"
 	touch $@
 
 demo: setup

