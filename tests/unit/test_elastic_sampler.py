@@ -86,6 +86,18 @@ def test_the_state_of_a_stateful_data_loader_goes_on_on_another_world_size(as_ba
     assert len(seen) == LENGTH // 4 * 4
 
 
+@pytest.mark.parametrize("tail", ["mask", "drop", "pad"])
+@pytest.mark.parametrize("size", [{"batch_size": 4}, {"batch_size": None, "global_batch": 12}])
+def test_an_epoch_has_as_many_steps_as_is_said(tail: str, size: dict[str, Any]) -> None:
+    for world_size in (1, 2, 3, 5):
+        each = sampler(world_size=world_size, tail=tail, **size)
+        steps = 0
+        while each.epoch == 0:
+            each.commit()
+            steps += 1
+        assert steps == each.steps_per_epoch
+
+
 def test_a_pass_begins_anew_at_the_position() -> None:
     each = sampler(shuffle=False)
     first = iter(each)

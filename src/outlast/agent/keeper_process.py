@@ -81,8 +81,8 @@ class Keeper:
         while durable := [each for each in snapshots(self._directory) if each.ticket.durable]:
             newest, *older = durable
             for each in older:
-                if each.mark not in self._done:
-                    self._tell(Outcome(each.mark, each.ticket.save.step, superseded=True))
+                if each.mark not in self._done:  # a newer one takes its place: nobody need wait for it
+                    self._tell(Outcome(each.mark, each.ticket.save.step))
             if newest.mark in self._done:
                 return
             self._persist(newest)

@@ -29,7 +29,6 @@ class Outcome:
     step: int
     problem: str = ""  # one line
     path: str = ""  # where it is now; "" while parts of other nodes are missing
-    superseded: bool = False  # a newer one took its place before it was begun
 
 
 def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome], None] = lambda _: None) -> Outcome:
