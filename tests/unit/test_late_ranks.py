@@ -23,7 +23,7 @@ from outlast.diagnosis.stack import Stack
 from outlast.messages import Assignment, Failure, Named
 from outlast.worker.session import Session
 
-SOON = 10.0
+SOON = 60.0
 NPROC = 2
 PLACE = Assignment(1, 1, 2, 2, 4, 2, 4, "a", 7, 0)  # ranks 2 and 3, of two nodes
 ALONE = Assignment(1, 0, 1, 2, 4, 2, 4, "a", 7, 0)

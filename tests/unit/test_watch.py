@@ -20,7 +20,7 @@ from outlast.config import Settings
 from outlast.core.hang import Clock, Timeouts
 from outlast.worker.session import Session
 
-SOON = 10.0  # seconds in which a test's event has long come
+SOON = 60.0  # seconds in which a test's event has long come
 
 
 class Scene:

@@ -32,7 +32,7 @@ from outlast.agent.zygote_process import ZygoteProcess
 from outlast.worker import fitness
 from processes import alive
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 FACTS = Path(__file__).parents[1] / "integration" / "scripts" / "warm_facts.py"
 T = TypeVar("T")
 
