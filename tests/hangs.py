@@ -26,7 +26,8 @@ from processes import Process, python
 SCRIPT = Path(__file__).parent / "integration" / "hangs" / "train.py"
 RANKS = 4
 PAUSE, LOOKS = 0.3, 4  # seconds between two looks, to see whether anything moves, and how many have to agree
-PATIENCE = 60.0
+PATIENCE = 180.0
+LONG_LOOK = 20.0  # seconds for all stacks: an agent has less, and says what it has seen by then
 PORT = 29400
 # Seconds, of heartbeats and of nodes: on a busy machine, torch takes long to import, and agents wait for their turn.
 TIMEOUT, FIRST_TIMEOUT, NODE_TIMEOUT = 6.0, 40.0, 30.0
@@ -187,7 +188,7 @@ class Hang:
         raise AssertionError(f"{self.kind} does not come to rest: {seen[-LOOKS:]}")
 
     async def stacks(self) -> dict[int, Stack]:
-        return await collect(self.pids, timeout=1.0)
+        return await collect(self.pids, timeout=LONG_LOOK)
 
     async def observe(self) -> list[Observation]:
         """What the agents of both nodes would say."""

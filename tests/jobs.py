@@ -13,6 +13,8 @@ from processes import Process, outlast
 SCRIPTS = Path(__file__).parent / "integration" / "scripts"
 WAITS = SCRIPTS / "waits.py"
 HANGS = SCRIPTS / "hangs.py"
+# Nodes that are well are not to be lost because this machine is busy; those that a test ends are noticed at once.
+PATIENT = "--node-timeout=30"
 
 
 class Worker(NamedTuple):
@@ -36,18 +38,20 @@ def node(
 ) -> Process:
     """Start one node of an elastic job that meets on this port of this machine."""
     meeting = ("--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{port}", f"--ft-node-name={name}")
-    return outlast("run", *meeting, *flags, script, *args, title=f"node {name}", **options)
+    return outlast("run", *meeting, PATIENT, *flags, script, *args, title=f"node {name}", **options)
 
 
 @contextmanager
-def two_nodes(*flags: str, args: list[str], script: Path = HANGS, least: int = 2) -> Iterator[tuple[Process, Process]]:
+def two_nodes(
+    *flags: str, args: list[str], script: Path = HANGS, least: int = 2, **options: Any
+) -> Iterator[tuple[Process, Process]]:
     """Nodes a and b, with ranks 0 and 1, 2 and 3. Node a hosts the coordinator, and tells the story."""
     port = free_port()
     common = (f"--nnodes={least}:2", "--nproc-per-node=2", "--ft-use-infra-group-rank=false", *flags)
     with ExitStack() as stack:
-        first = stack.enter_context(node("a", port, *common, script=script, args=args))
+        first = stack.enter_context(node("a", port, *common, script=script, args=args, **options))
         first.wait_for("joined the job")
-        second = stack.enter_context(node("b", port, *common, script=script, args=args))
+        second = stack.enter_context(node("b", port, *common, script=script, args=args, **options))
         yield first, second
 
 

@@ -35,9 +35,12 @@ def python() -> str:
     return sys.executable
 
 
-def outlast(*args: str | Path, env: Mapping[str, str | None] | None = None, **popen: Any) -> Process:
-    """Start the `outlast` command line with `args`."""
-    return Process([python(), "-m", "outlast", *args], env=env, **popen)
+def outlast(
+    *args: str | Path, env: Mapping[str, str | None] | None = None, launcher: str | None = None, **popen: Any
+) -> Process:
+    """Start the `outlast` command line with `args`; `launcher` is Python that does so, after something else."""
+    start = ["-m", "outlast"] if launcher is None else ["-c", launcher]
+    return Process([python(), *start, *args], env=env, **popen)
 
 
 class Process:

