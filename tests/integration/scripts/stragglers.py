@@ -1,7 +1,7 @@
 """Trains together with others over gloo: `stragglers.py EVENTS RANK FROM UNTIL`.
 
-From step FROM on, RANK takes twice as long in section "forward", until the job's events contain UNTIL; all go on until
-they say that it is over.
+From step FROM on, RANK takes ten times as long in section "forward", until the job's events contain UNTIL; all go on
+until they say that it is over.
 """
 
 import os
@@ -30,7 +30,7 @@ while not over.item():
     with outlast.section("forward"):
         time.sleep(WORK)
         if rank == SLOW and step >= FROM and UNTIL not in said:
-            time.sleep(WORK)
+            time.sleep(9 * WORK)
         loss = model(torch.ones(4, 64)).square().mean()
     with outlast.section("backward"):
         loss.backward()
