@@ -16,6 +16,9 @@ Hosts = Callable[[int], list[Host]]
 
 PORT = 29400
 PATIENCE = 120.0  # seconds: several zygotes import torch at the same time
+# The made-up processor's messages are so small that a busy machine halves their rate; its slow one is 50 times slower.
+# That nobody healthy is called slow by the factor of 2 is for benchmarks/node_faults.py to show.
+COARSE = "--ft-slow-node-factor=25"
 TOKEN = {"OUTLAST_TOKEN": "a token of these tests", "OMP_NUM_THREADS": "1"}
 EXITS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'ran on', os.uname().nodename)"
 
@@ -56,7 +59,7 @@ def start_all(
 
 
 def check(hosts: Sequence[Host], env: Mapping[str, str], moods: Mapping[int, str], *flags: str) -> list[Process]:
-    command = ("check", f"--nnodes={len(hosts)}", "--nproc-per-node=2", *flags)
+    command = ("check", f"--nnodes={len(hosts)}", "--nproc-per-node=2", COARSE, *flags)
     return start_all(hosts, command, env, {hosts[index]: mood for index, mood in moods.items()})
 
 
@@ -88,10 +91,7 @@ def run(
     flags = (
         "run",
         "--network-check",
-        "--node-check-timeout=5",
-        # The made-up processor's messages are so small that a busy machine halves their rate; its slow one is 20 times
-        # slower. That nobody healthy is called slow by the factor of 2 is for benchmarks/node_faults.py to show.
-        "--ft-slow-node-factor=6",
+        COARSE,
         "--ft-last-call=120",
         "--ft-use-infra-group-rank=false",
     )
@@ -111,7 +111,7 @@ def test_a_killed_and_a_cut_off_node_are_named_and_replaced_by_spares(
         if other is not cut:
             cut.cut_from(other)
     cut.cut_all_but(PORT, first)  # it reaches the coordinator, and nothing else
-    agents = run(machines, plugin, {killed: "dies"}, "--nnodes=4", script)
+    agents = run(machines, plugin, {killed: "dies"}, "--nnodes=4", "--node-check-timeout=15", script)
     for host, agent in zip(machines, agents, strict=True):
         if host not in (killed, cut):
             assert agent.wait(PATIENCE) == 0, agent.output
