@@ -198,6 +198,6 @@ def test_a_stranger_can_open_and_hold_hundreds_of_connections(target: Job) -> No
             insider = Insider(connection)
             insider.say(join("late"))
             insider.hear()
-        process.wait_for("node late was lost: its connection closed")
+        process.wait_for("node late was lost: its connection")  # closed, or reset if it had not heard all
         for connection in crowd:
             assert_shown_out(target, connection, "it said nothing")

@@ -23,7 +23,7 @@ def saved(process: Process, start: int, failures: int) -> list[int]:
 
 def test_ranks_save_the_same_steps_and_not_all_of_them(tmp_path: Path) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--ft-snapshot-linger=1")
-    run = job(*flags, script=TIMED, args=[tmp_path, "0.1s"])
+    run = job(*flags, script=TIMED, args=[tmp_path, "0.5s"])
     first = saved(run, 0, 0)
     assert first[:3] == [1, 2, 4]
     assert len(first) < 60

@@ -26,7 +26,7 @@ def doze(seconds: float) -> None:
 
 
 if rank == 0:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 150
     while not refused.exists() and time.monotonic() < deadline:
         sleep(0.01)
 else:
