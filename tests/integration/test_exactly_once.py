@@ -96,7 +96,7 @@ def test_each_sample_once_in_a_random_story(tmp_path: Path, story: int) -> None:
 def test_each_sample_once_when_a_node_is_lost(tmp_path: Path) -> None:
     """Two ranks, then the one that is left, then three in a new job."""
     path, port = tmp_path / "state.pt", free_port()
-    flags = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=0"]
+    flags = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=0", "--ft-last-call=60"]
     args = ["--checkpoint", path, "--wait-at", "4", "--save-every", "3"]
     with node("a", port, *flags, script=SCRIPT, args=args) as first:
         first.wait_for("joined the job")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hosts import Host
-from membership.job import HERE, QUICK, ElasticJob, assert_empty, reason
+from membership.job import HERE, QUICK, STEADY, ElasticJob, assert_empty, reason
+from processes import alive, await_exit
 
 Hosts = Callable[[int], list[Host]]
 
@@ -29,26 +30,24 @@ def test_a_job_starts_with_min_nodes_after_the_last_call(hosts: Hosts, tmp_path:
 
 
 def test_a_node_that_comes_within_the_last_call_is_in_the_first_generation(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:4", "--ft-last-call=2") as job:
-        first = job.start(job.hosts[0])
-        first.agent.wait_for("hosting the coordinator")
-        others = [job.start(host) for host in job.hosts[1:]]
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:4", "--ft-last-call=6") as job:
+        first, *others = job.start_all_at_once()
         assert job.line_up(first, *others).generation == 1
         job.succeeds(first, *others)
 
 
 def test_below_min_nodes_the_job_waits_and_then_fails_with_the_reason(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(2), tmp_path, "--nnodes=3:4", "--ft-pend-timeout=1.5") as job:
-        nodes = job.start_all()
+    with ElasticJob(hosts(2), tmp_path, "--nnodes=3:4", "--ft-pend-timeout=5") as job:
+        nodes = job.start_all_at_once()
         assert [node.agent.wait() for node in nodes] == [1, 1]
         reasons = {reason(node) for node in nodes}
         assert len(reasons) == 1
-        assert "waited 1.5 s (pend_timeout) for at least 3 nodes; 2 here: host-" in reasons.pop()
+        assert "waited 5 s (pend_timeout) for at least 3 nodes; 2 here: host-" in reasons.pop()
         assert job.generations() == {}
 
 
 def test_a_job_grows_and_shrinks_one_node_at_a_time(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:3", *QUICK, "--ft-last-call=0") as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:3", *STEADY, "--ft-last-call=0") as job:
         a = job.start(job.hosts[0])
         assert job.line_up(a).generation == 1
         b = job.start(job.hosts[1])
@@ -69,7 +68,7 @@ def test_a_job_grows_and_shrinks_one_node_at_a_time(hosts: Hosts, tmp_path: Path
 
 
 def test_nodes_that_come_within_one_last_call_are_taken_in_together(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:4", *QUICK, "--ft-last-call=1.5") as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:3", *STEADY, "--ft-last-call=5") as job:
         a = job.start(job.hosts[0])
         job.line_up(a)
         b, c = (job.start(host) for host in job.hosts[1:])
@@ -78,21 +77,24 @@ def test_nodes_that_come_within_one_last_call_are_taken_in_together(hosts: Hosts
 
 
 def test_a_drained_node_gives_its_workers_their_whole_time_to_shut_down(hosts: Hosts, tmp_path: Path) -> None:
-    flags = ("--nnodes=1:2", "--ft-restart-grace=0", "--ft-last-call=30", "--shutdown-timeout=2")
+    flags = ("--nnodes=1:2", *STEADY, "--ft-restart-grace=0", "--shutdown-timeout=600")
     with ElasticJob(hosts(2), tmp_path, *flags, worker=("--stubborn",)) as job:
         a, b = job.start_all()
         job.line_up(a, b)
+        stays, leaves = job.workers_of(a.host), job.workers_of(b.host)
         b.agent.signal(signal.SIGTERM)
+        # The others are ended at once, and go on when the drained one has come to its end.
+        assert await_exit(stays, 120) == []
+        assert all(map(alive, leaves))
+        assert list(job.generations()) == [1]
+        job.end_worker(b.host, 0)
         job.line_up(a)
-        first, _ = job.generations().values()
-        # The last to die was the drained one, after two seconds: only then the others went on.
-        assert max(life.last_beat for life in first) > min(life.last_beat for life in first) + 1
         assert b.agent.wait() == 1
         job.succeeds(a)
 
 
 def test_the_node_that_hosts_the_coordinator_can_be_drained_too(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", *QUICK) as job:
+    with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", *STEADY) as job:
         a, b = job.start_all()
         job.line_up(a, b)
         a.agent.signal(signal.SIGTERM)
@@ -106,7 +108,7 @@ def test_the_node_that_hosts_the_coordinator_can_be_drained_too(hosts: Hosts, tm
 
 def test_when_every_node_is_drained_the_job_ends_and_waits_for_nobody(hosts: Hosts, tmp_path: Path) -> None:
     # As when a scheduler's time is up. The long time-outs must not matter.
-    flags = ("--nnodes=2:3", *QUICK, "--ft-pend-timeout=600", "--ft-empty-timeout=600")
+    flags = ("--nnodes=2:3", *STEADY, "--ft-pend-timeout=600", "--ft-empty-timeout=600")
     with ElasticJob(hosts(3), tmp_path, *flags) as job:
         nodes = job.start_all()
         job.line_up(*nodes)
@@ -155,7 +157,7 @@ def test_an_agent_killed_with_kill_9_is_a_lost_node_at_once(hosts: Hosts, tmp_pa
 
 
 def test_the_coordinator_outlives_the_agent_that_started_it(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:3", *QUICK) as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=1:3", *STEADY) as job:
         a, b, c = job.start_all()
         job.line_up(a, b, c)
         job.kill_agent(a)
@@ -191,16 +193,16 @@ def test_a_job_that_needs_all_of_its_nodes_waits_for_a_replacement(hosts: Hosts,
 
 
 def test_a_job_that_waits_for_a_replacement_in_vain_fails_with_the_reason(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(2), tmp_path, "--nnodes=2:2", *QUICK, "--ft-pend-timeout=0.5") as job:
-        a, b = job.start_all()
+    with ElasticJob(hosts(2), tmp_path, "--nnodes=2:2", *STEADY, "--ft-pend-timeout=5") as job:
+        a, b = job.start_all_at_once()
         job.line_up(a, b)
         job.kill_agent(b)
         assert a.agent.wait() == 1
-        assert "waited 0.5 s (pend_timeout) for at least 2 nodes; 1 here: host-0" in reason(a)
+        assert "waited 5 s (pend_timeout) for at least 2 nodes; 1 here: host-0" in reason(a)
 
 
 def test_spares_take_over_one_after_the_other_and_no_restart_is_counted(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(4), tmp_path, "--nnodes=2:2", "--max-restarts=0", *QUICK) as job:
+    with ElasticJob(hosts(4), tmp_path, "--nnodes=2:2", "--max-restarts=0", *STEADY) as job:
         a, b = (job.start(host) for host in job.hosts[:2])
         job.line_up(a, b)
         c, d = (job.start_spare(host) for host in job.hosts[2:])
@@ -226,7 +228,7 @@ def test_a_spare_that_is_lost_while_it_waits_disturbs_nobody(hosts: Hosts, tmp_p
 
 
 def test_a_spare_ends_with_the_job_and_with_its_exit_code(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=2:2", *QUICK) as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=2:2", *STEADY) as job:
         a, b = (job.start(host) for host in job.hosts[:2])
         job.line_up(a, b)
         spare = job.start_spare(job.hosts[2])
@@ -234,7 +236,7 @@ def test_a_spare_ends_with_the_job_and_with_its_exit_code(hosts: Hosts, tmp_path
 
 
 def test_a_node_whose_workers_have_finished_may_be_lost(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(2), tmp_path, "--nnodes=2:2", *QUICK) as job:
+    with ElasticJob(hosts(2), tmp_path, "--nnodes=2:2", *STEADY) as job:
         a, b = job.start_all()
         job.line_up(a, b)
         job.end_worker(b.host, 0)
@@ -246,7 +248,7 @@ def test_a_node_whose_workers_have_finished_may_be_lost(hosts: Hosts, tmp_path: 
 
 
 def test_a_node_that_comes_when_others_have_finished_disturbs_nobody(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=2:3", *QUICK, "--ft-last-call=0") as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=2:3", *STEADY, "--ft-last-call=0") as job:
         a, b = (job.start(host) for host in job.hosts[:2])
         job.line_up(a, b)
         job.end_worker(b.host, 0)
@@ -257,7 +259,7 @@ def test_a_node_that_comes_when_others_have_finished_disturbs_nobody(hosts: Host
 
 
 def test_with_a_node_unit_of_two_the_world_has_two_nodes_or_four(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(4), tmp_path, "--nnodes=2:4", "--node-unit=2", *QUICK, "--ft-last-call=0.5") as job:
+    with ElasticJob(hosts(4), tmp_path, "--nnodes=2:4", "--node-unit=2", *STEADY, "--ft-last-call=0.5") as job:
         a, b = (job.start(host) for host in job.hosts[:2])
         job.line_up(a, b)
         c = job.start_spare(job.hosts[2])
@@ -271,7 +273,7 @@ def test_with_a_node_unit_of_two_the_world_has_two_nodes_or_four(hosts: Hosts, t
 
 
 def test_a_failed_worker_and_its_victims_on_another_host_cost_one_restart(hosts: Hosts, tmp_path: Path) -> None:
-    flags = ("--nnodes=2:2", "--max-restarts=2", *QUICK)
+    flags = ("--nnodes=2:2", "--max-restarts=2", *STEADY)
     with ElasticJob(hosts(2), tmp_path, *flags, worker=("--coupled",)) as job:
         a, b = job.start_all()
         job.line_up(a, b)
@@ -285,7 +287,7 @@ def test_a_failed_worker_and_its_victims_on_another_host_cost_one_restart(hosts:
 
 
 def test_a_lost_node_costs_no_restart_although_the_survivors_worker_crashes_of_it(hosts: Hosts, tmp_path: Path) -> None:
-    flags = ("--nnodes=1:2", "--max-restarts=0", *QUICK)
+    flags = ("--nnodes=1:2", "--max-restarts=0", *STEADY)
     with ElasticJob(hosts(2), tmp_path, *flags, worker=("--coupled",)) as job:
         a, b = job.start_all()
         job.line_up(a, b)
@@ -298,7 +300,7 @@ def test_a_lost_node_costs_no_restart_although_the_survivors_worker_crashes_of_i
 
 
 def test_a_drained_node_costs_no_restart_although_the_others_workers_crash_of_it(hosts: Hosts, tmp_path: Path) -> None:
-    flags = ("--nnodes=1:3", "--max-restarts=0", *QUICK)
+    flags = ("--nnodes=1:3", "--max-restarts=0", *STEADY)
     with ElasticJob(hosts(3), tmp_path, *flags, worker=("--coupled",)) as job:
         a, b, c = job.start_all()
         job.line_up(a, b, c)
@@ -314,8 +316,8 @@ def test_a_drained_node_costs_no_restart_although_the_others_workers_crash_of_it
 def test_a_second_node_that_dies_while_the_job_re_forms_is_left_out_too(
     hosts: Hosts, tmp_path: Path, second: str
 ) -> None:
-    # Workers that do not end on SIGTERM, so that the old generation takes its time to die.
-    flags = ("--nnodes=2:4", "--ft-last-call=30", "--node-timeout=2", "--ft-restart-grace=1", "--max-restarts=0")
+    # Workers that do not end on SIGTERM, so that the old generation lives until the test lets it end.
+    flags = ("--nnodes=2:4", *QUICK, "--ft-restart-grace=600", "--max-restarts=0")
     with ElasticJob(hosts(4), tmp_path, *flags, worker=("--stubborn",)) as job:
         a, b, c, d = job.start_all()
         job.line_up(a, b, c, d)
@@ -325,6 +327,8 @@ def test_a_second_node_that_dies_while_the_job_re_forms_is_left_out_too(
             c.host.kill()
         else:
             job.kill_agent(c)
+        for node in (a, b):
+            job.end_worker(node.host, 0)
         line_up = job.line_up(a, b)
         assert (line_up.generation, line_up.restarts) == (2, 0)
         job.succeeds(a, b)
@@ -344,7 +348,7 @@ def test_a_node_that_comes_while_the_job_re_forms_is_taken_in_at_once(hosts: Hos
 
 
 def test_a_failed_job_ends_on_every_node_with_exit_code_1_and_the_same_reason(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(4), tmp_path, "--nnodes=3:3", *QUICK) as job:
+    with ElasticJob(hosts(4), tmp_path, "--nnodes=3:3", *STEADY) as job:
         nodes = [job.start(host) for host in job.hosts[:3]]
         job.line_up(*nodes)
         spare = job.start_spare(job.hosts[3])
@@ -357,7 +361,7 @@ def test_a_failed_job_ends_on_every_node_with_exit_code_1_and_the_same_reason(ho
 
 
 def test_ctrl_c_on_any_node_ends_the_whole_job(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=3:3", *QUICK) as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=3:3", *STEADY) as job:
         nodes = job.start_all()
         job.line_up(*nodes)
         nodes[2].agent.signal(signal.SIGINT)

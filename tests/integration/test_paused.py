@@ -92,13 +92,11 @@ def test_a_guard_that_was_killed_is_replaced_by_one_that_does_as_well(hosts: Hos
 
 
 def test_pauses_shorter_than_the_lease_are_not_noticed(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", "--ft-last-call=30") as job:
+    with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", *QUICK, "--node-timeout=30") as job:
         a, b = job.start_all()
         job.line_up(a, b)
-        for _ in range(3):
-            b.agent.signal(signal.SIGSTOP)
-            time.sleep(0.5)
-            b.agent.signal(signal.SIGCONT)
-            time.sleep(1)
+        b.agent.signal(signal.SIGSTOP)
+        time.sleep(8)  # longer than from one heartbeat to the next, which is 7.5 s; the lease is 22.5 s
+        b.agent.signal(signal.SIGCONT)
         job.succeeds(a, b)
         assert list(job.generations()) == [1]

@@ -66,7 +66,7 @@ def test_each_shard_once_when_the_coordinator_and_a_worker_are_killed(tmp_path: 
 
 @pytest.mark.timeout(400)
 def test_each_shard_once_when_a_node_is_lost_and_fewer_ranks_go_on(tmp_path: Path) -> None:
-    port, flags = free_port(), ["--nnodes=1:2", "--nproc-per-node=1", "--ft-snapshot-linger=1"]
+    port, flags = free_port(), ["--nnodes=1:2", "--nproc-per-node=1", "--ft-snapshot-linger=1", "--ft-last-call=60"]
     with node("a", port, *flags, script=SCRIPT, args=[tmp_path]) as first:
         first.wait_for("joined the job")
         with node("b", port, *flags, script=SCRIPT, args=[tmp_path]) as second:

@@ -13,6 +13,7 @@ from jobs import Worker, errors, free_port, job, node, workers
 from processes import Process, await_exit, marked
 
 ENDED_SOON = 120.0  # seconds, on a machine however busy
+TOGETHER = ("--nnodes=1:2", "--ft-last-call=60")  # both begin together, however long they take to come
 
 
 def assert_all_end(process: Process) -> None:
@@ -112,9 +113,9 @@ def test_other_signals_are_handled_if_they_are_named() -> None:
 def test_a_drained_node_leaves_and_the_other_goes_on(leaver: str) -> None:
     """Also when it hosts the coordinator: then that goes on until the job is over."""
     port = free_port()
-    with node("a", port, "--nnodes=1:2") as a:
+    with node("a", port, *TOGETHER) as a:
         a.wait_for("hosting the coordinator")
-        with node("b", port, "--nnodes=1:2") as b:
+        with node("b", port, *TOGETHER) as b:
             leaving, staying = (a, b) if leaver == "the host" else (b, a)
             for each in (a, b):
                 each.wait_for(r"rank \d of 2 started in generation 1")
@@ -133,9 +134,9 @@ def test_a_drained_node_leaves_and_the_other_goes_on(leaver: str) -> None:
 def test_when_an_agent_is_killed_its_workers_die_and_the_other_node_goes_on(victim: str) -> None:
     """Also when it hosted the coordinator, which goes on without it."""
     port = free_port()
-    with node("a", port, "--nnodes=1:2") as a:
+    with node("a", port, *TOGETHER) as a:
         a.wait_for("hosting the coordinator")
-        with node("b", port, "--nnodes=1:2") as b:
+        with node("b", port, *TOGETHER) as b:
             killed, staying = (a, b) if victim == "the host" else (b, a)
             match = killed.wait_for(r"rank \d of 2 started in generation 1: pid (\d+)")
             staying.wait_for(r"rank \d of 2 started in generation 1")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hosts import Host
-from membership.job import PORT, QUICK, ElasticJob, Node, assert_empty
+from membership.job import PORT, QUICK, STEADY, ElasticJob, Node, assert_empty
 from processes import await_exit
 
 Hosts = Callable[[int], list[Host]]
@@ -17,7 +17,7 @@ EVERYWHERE = f"--rdzv-endpoint=host-0:{PORT},host-1:{PORT},host-2:{PORT}"
 
 
 def test_a_coordinator_that_is_killed_again_and_again_restarts_nobody(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=2:3", *QUICK, worker=("--coupled",)) as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=2:3", *STEADY, worker=("--coupled",)) as job:
         a, b, c = job.start_all()
         job.line_up(a, b, c)
         for term in range(2, 8):
@@ -55,7 +55,7 @@ def test_a_failed_worker_is_charged_once_when_the_coordinator_is_killed_meanwhil
 
 def test_a_damaged_journal_is_used_up_to_the_damage_and_the_nodes_say_the_rest(hosts: Hosts, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    with ElasticJob(hosts(3), tmp_path, "--nnodes=3", f"--ft-journal={journal}", *QUICK) as job:
+    with ElasticJob(hosts(3), tmp_path, "--nnodes=3", f"--ft-journal={journal}", *STEADY) as job:
         a, b, c = job.start_all()
         job.line_up(a, b, c)
         with journal.open("r+b") as file:
@@ -89,7 +89,7 @@ def test_when_the_coordinators_host_is_lost_the_others_go_on_and_it_may_come_bac
 
 
 def test_the_coordinators_hosts_may_be_lost_one_after_the_other(hosts: Hosts, tmp_path: Path) -> None:
-    with ElasticJob(hosts(4), tmp_path, "--nnodes=1:4", *QUICK) as job:
+    with ElasticJob(hosts(4), tmp_path, "--nnodes=1:4", *QUICK, "--node-timeout=1.5") as job:
         nodes = job.start_all()
         job.line_up(*nodes)
         nodes[0].host.kill()

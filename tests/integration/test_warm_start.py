@@ -245,12 +245,12 @@ def test_a_zygote_that_is_killed_is_replaced_and_the_worker_does_not_notice(
 def test_a_zygote_that_is_stopped_holds_up_neither_a_restart_nor_the_lease(
     installed: Callable[[dict[str, str]], Path],
 ) -> None:
-    """Two nodes: the other one would go on without this one, were it silent for too long."""
+    """Two nodes: the other one would go on without this one, were it silent for 15 s; it is for one."""
     python, port = installed({}), free_port()
 
     def node(name: str) -> Process:
         meeting = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--ft-node-name={name}")
-        return light_job(python, *meeting)
+        return light_job(python, *meeting, "--node-timeout=20")
 
     with node("a") as a, node("b") as b:
         started(a, 1)
