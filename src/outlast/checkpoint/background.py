@@ -89,7 +89,11 @@ class Thread:
                     return
                 (path, ticket), self._waiting = self._waiting, None
                 self._busy = ticket.mark
-            outcome = persist([path], ticket)
+            try:
+                outcome = persist([path], ticket)
+            except Exception as error:  # noqa: BLE001  (whatever it is: `wait` must not wait for ever)
+                why = f"{type(error).__name__}: {error}"
+                outcome = Outcome(ticket.mark, ticket.save.step, f"step {ticket.save.step} is not on disk: {why}")
             if outcome.problem:
                 log.error("%s", outcome.problem)
             with self._news:
