@@ -22,6 +22,7 @@ from torch import nn
 
 import outlast
 from outlast import board as boards
+from outlast.agent.keeper_process import Keeper
 from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import checkpointer as checkpointers
 from outlast.checkpoint import format as disk
@@ -531,4 +532,20 @@ def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatc
     del third  # nobody can save with it any more
     fourth.save(8, state)
     fourth.close()
+    board.close()
+
+
+def test_a_worker_that_is_in_no_group_with_the_others_of_its_node_is_not_kept_waiting_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = boards.Board(1)
+    monkeypatch.setattr(checkpointers, "session", Session({boards.VARIABLE: board.address(0)}))
+    monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    saver = Checkpointer(tmp_path / "ck")
+    saver.save(1, {"w": torch.ones(3)}, durable=True)
+    Keeper(tmp_path / "arena").look()
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
+    saver.wait()
+    saver.close()
     board.close()

@@ -204,6 +204,30 @@ def test_an_older_snapshot_is_not_written_after_a_newer_checkpoint(tmp_path: Pat
     arena.close()
 
 
+def test_groups_of_ranks_that_save_elsewhere_are_not_taken_for_older_saves(tmp_path: Path) -> None:
+    arenas = [Arena(tmp_path / "arena", rank) for rank in range(2)]
+    fill(arenas[0], 5, None, run="ab", directory=str(tmp_path / "one"), durable=True)
+    fill(arenas[1], 4, None, run="cd", directory=str(tmp_path / "two"), durable=True)
+    keeper_process.Keeper(tmp_path / "arena").look()
+    assert (steps(tmp_path / "one"), steps(tmp_path / "two")) == ([5], [4])
+    for arena in arenas:
+        arena.close()
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_clock_that_is_set_back_makes_no_save_an_older_one(tmp_path: Path, written: bool) -> None:
+    arena = Arena(tmp_path / "arena", 0)
+    keeper = keeper_process.Keeper(tmp_path / "arena")
+    fill(arena, 5, None, directory=str(tmp_path / "ck"), durable=True, saved_at=1000.0)
+    if written:
+        keeper.look()
+    fill(arena, 6, mark(5), directory=str(tmp_path / "ck"), durable=True, saved_at=10.0)
+    assert [each.ticket.save.sequence for each in snapshots(tmp_path / "arena")] == [6, 5]
+    keeper.look()
+    assert 6 in steps(tmp_path / "ck")
+    arena.close()
+
+
 def test_what_a_job_left_that_was_killed_as_a_whole_is_removed_and_nothing_that_may_be_used(
     place: Place, tmp_path: Path
 ) -> None:
