@@ -140,6 +140,33 @@ def test_a_keeper_that_is_killed_is_replaced_and_nothing_is_written_twice(place:
     assert [(each.step, each.number) for each in disk.found(tmp_path / "ck")] == [(2, 1), (1, 1)]
 
 
+def test_where_no_keeper_lives_nobody_waits_for_it_and_it_is_not_tried_for_ever(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        keeper = Keeper(place, linger=0, level="info")
+        keeper._command = ["/bin/false"]
+        worker = Told(keeper.arena, 0, lambda: None)
+        arena = Arena(keeper.arena, 0)
+        for sequence in (1, 2):
+            slot = fill(arena, sequence, mark(sequence - 1), directory=str(tmp_path / "ck"), durable=True)
+            sealed = slot.ticket()
+            assert sealed is not None
+            worker.sealed(slot, sealed)
+            keeper.look()
+            outcome = await asyncio.wait_for(asyncio.to_thread(worker.wait), SOON)
+            assert outcome is not None
+            why = "no keeper lives on this node (it ended with 1)"
+            assert outcome.problem == f"step {sequence} is not on disk: {why}"
+        assert keeper._process is None  # until there is something to do again
+        worker.close()
+        arena.close()
+        await asyncio.wait_for(keeper.close(), SOON)
+
+    asyncio.run(scene())
+    assert caplog.text.count("no keeper lives here") == 1
+
+
 def orphan(arena: Path, key: str, linger: float) -> Process:
     """A keeper whose agent has died."""
     return Process([python(), "-m", keeper_process.__name__, arena, key, str(linger), "info"])
