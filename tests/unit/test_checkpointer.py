@@ -549,3 +549,23 @@ def test_a_worker_that_is_in_no_group_with_the_others_of_its_node_is_not_kept_wa
     saver.wait()
     saver.close()
     board.close()
+
+
+def test_one_that_nobody_has_any_more_writes_what_is_to_be_on_disk_and_gives_its_memory_back(tmp_path: Path) -> None:
+    def memory() -> int:
+        links = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return sum(link.name.startswith("memfd:outlast-arena") for link in links)
+
+    gc.collect()
+    before = memory()
+    saver = Checkpointer(tmp_path / "ck")
+    saver.save(1, {"w": torch.ones(3)}, durable=True)
+    background = saver._background
+    assert background is not None
+    assert memory() > before
+    del saver
+    gc.collect()
+    background.wait()
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
+    assert memory() == before
+    background.close()
