@@ -300,7 +300,9 @@ class Arena:
             unused = [number for number in range(self._most) if number not in self._slots]
             try:
                 if unused:
-                    self._require(size, 1 + sum(1 for each in self._slots.values() if len(each.data) >= size))
+                    fitting = sum(1 for each in self._slots.values() if len(each.data) >= size)
+                    # Nobody can do without a second one. More than that leave room for those of other ranks.
+                    self._require(size, 1 if fitting < 2 else 1 + fitting)
                     slot = self._slots[unused[0]] = self._create(unused[0], size)
                     slot.lock()
                     return slot
