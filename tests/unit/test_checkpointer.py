@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import outlast
 from outlast import board as boards
+from outlast.agent.keeper_process import Keeper
 from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import checkpointer as checkpointers
 from outlast.checkpoint import format as disk
@@ -553,3 +554,39 @@ def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatc
     fourth.save(8, state)
     fourth.close()
     board.close()
+
+
+def test_a_worker_that_is_in_no_group_with_the_others_of_its_node_is_not_kept_waiting_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = boards.Board(1)
+    monkeypatch.setattr(checkpointers, "session", Session({boards.VARIABLE: board.address(0)}))
+    monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    saver = Checkpointer(tmp_path / "ck")
+    saver.save(1, {"w": torch.ones(3)}, durable=True)
+    Keeper(tmp_path / "arena").look()
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
+    saver.wait()
+    saver.close()
+    board.close()
+
+
+def test_one_that_nobody_has_any_more_writes_what_is_to_be_on_disk_and_gives_its_memory_back(tmp_path: Path) -> None:
+    def memory() -> int:
+        links = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return sum(link.name.startswith("memfd:outlast-arena") for link in links)
+
+    gc.collect()
+    before = memory()
+    saver = Checkpointer(tmp_path / "ck")
+    saver.save(1, {"w": torch.ones(3)}, durable=True)
+    background = saver._background
+    assert background is not None
+    assert memory() > before
+    del saver
+    gc.collect()
+    background.wait()
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
+    assert memory() == before
+    background.close()
