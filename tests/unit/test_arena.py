@@ -164,6 +164,17 @@ def test_too_little_memory_is_one_line_with_the_size_before_anything_is_made(
     arena.close()
 
 
+def test_a_save_that_comes_before_the_second_slot_was_prepared_needs_room_for_that_one_alone(
+    directory: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = Arena(directory, 0)
+    fill(arena, 1, None)
+    monkeypatch.setattr(arenas, "_room", lambda _: HEAD + SIZE)
+    fill(arena, 2, mark(1))
+    assert [slot.ticket() for slot in arena.slots()] == [ticket(1), ticket(2)]
+    arena.close()
+
+
 def test_a_full_file_system_is_one_line_never_a_bus_error(small: Path) -> None:
     arena = Arena(small / "arena", 0)
     with pytest.raises(NoRoom, match=r"snapshots of local rank 0 need 8 MiB of shared memory"):

@@ -19,12 +19,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import outlast
 from outlast import board as boards
+from outlast.agent.keeper_process import Keeper
 from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import checkpointer as checkpointers
 from outlast.checkpoint import format as disk
+from outlast.checkpoint import state as states
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import Unsavable, template
@@ -125,6 +128,25 @@ def test_steps_are_counted_on_from_the_one_that_is_restored(
     assert saver.restore(state) == 280
     session.step()
     assert session.slot.words[boards.STEP] == 281
+
+
+def test_the_step_that_gives_a_new_optimizer_its_state_is_not_counted(
+    checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, again, saver, session = training(0), training(1), checkpointer(), Session({})
+    step(state)
+    saver.save(280, state)
+    monkeypatch.setattr(states, "session", session)
+    steps: list[object] = []
+    watched = [session.optimizer_stepped, lambda: steps.append(None)]
+    hooks = [register_optimizer_step_post_hook(lambda *_, each=each: each()) for each in watched]
+    try:
+        assert saver.restore(again) == 280
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert steps, "torch makes no such step any more"
+    assert session.slot.words[boards.STEP] == 0
 
 
 def test_an_optimizer_that_has_done_nothing_is_saved_and_restored_as_that(
@@ -532,3 +554,39 @@ def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatc
     fourth.save(8, state)
     fourth.close()
     board.close()
+
+
+def test_a_worker_that_is_in_no_group_with_the_others_of_its_node_is_not_kept_waiting_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = boards.Board(1)
+    monkeypatch.setattr(checkpointers, "session", Session({boards.VARIABLE: board.address(0)}))
+    monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    saver = Checkpointer(tmp_path / "ck")
+    saver.save(1, {"w": torch.ones(3)}, durable=True)
+    Keeper(tmp_path / "arena").look()
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
+    saver.wait()
+    saver.close()
+    board.close()
+
+
+def test_one_that_nobody_has_any_more_writes_what_is_to_be_on_disk_and_gives_its_memory_back(tmp_path: Path) -> None:
+    def memory() -> int:
+        links = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return sum(link.name.startswith("memfd:outlast-arena") for link in links)
+
+    gc.collect()
+    before = memory()
+    saver = Checkpointer(tmp_path / "ck")
+    saver.save(1, {"w": torch.ones(3)}, durable=True)
+    background = saver._background
+    assert background is not None
+    assert memory() > before
+    del saver
+    gc.collect()
+    background.wait()
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
+    assert memory() == before
+    background.close()

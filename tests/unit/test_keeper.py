@@ -140,6 +140,33 @@ def test_a_keeper_that_is_killed_is_replaced_and_nothing_is_written_twice(place:
     assert [(each.step, each.number) for each in disk.found(tmp_path / "ck")] == [(2, 1), (1, 1)]
 
 
+def test_where_no_keeper_lives_nobody_waits_for_it_and_it_is_not_tried_for_ever(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        keeper = Keeper(place, linger=0, level="info")
+        keeper._command = ["/bin/false"]
+        worker = Told(keeper.arena, 0, lambda: None)
+        arena = Arena(keeper.arena, 0)
+        for sequence in (1, 2):
+            slot = fill(arena, sequence, mark(sequence - 1), directory=str(tmp_path / "ck"), durable=True)
+            sealed = slot.ticket()
+            assert sealed is not None
+            worker.sealed(slot, sealed)
+            keeper.look()
+            outcome = await asyncio.wait_for(asyncio.to_thread(worker.wait), SOON)
+            assert outcome is not None
+            why = "no keeper lives on this node (it ended with 1)"
+            assert outcome.problem == f"step {sequence} is not on disk: {why}"
+        assert keeper._process is None  # until there is something to do again
+        worker.close()
+        arena.close()
+        await asyncio.wait_for(keeper.close(), SOON)
+
+    asyncio.run(scene())
+    assert caplog.text.count("no keeper lives here") == 1
+
+
 def orphan(arena: Path, key: str, linger: float) -> Process:
     """A keeper whose agent has died."""
     return Process([python(), "-m", keeper_process.__name__, arena, key, str(linger), "info"])
@@ -201,6 +228,30 @@ def test_an_older_snapshot_is_not_written_after_a_newer_checkpoint(tmp_path: Pat
     slot.seal(ticket(4, directory=str(tmp_path / "ck"), saved_at=9.0))
     keeper.breakpoint()
     assert steps(tmp_path / "ck") == [5]
+    arena.close()
+
+
+def test_groups_of_ranks_that_save_elsewhere_are_not_taken_for_older_saves(tmp_path: Path) -> None:
+    arenas = [Arena(tmp_path / "arena", rank) for rank in range(2)]
+    fill(arenas[0], 5, None, run="ab", directory=str(tmp_path / "one"), durable=True)
+    fill(arenas[1], 4, None, run="cd", directory=str(tmp_path / "two"), durable=True)
+    keeper_process.Keeper(tmp_path / "arena").look()
+    assert (steps(tmp_path / "one"), steps(tmp_path / "two")) == ([5], [4])
+    for arena in arenas:
+        arena.close()
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_clock_that_is_set_back_makes_no_save_an_older_one(tmp_path: Path, written: bool) -> None:
+    arena = Arena(tmp_path / "arena", 0)
+    keeper = keeper_process.Keeper(tmp_path / "arena")
+    fill(arena, 5, None, directory=str(tmp_path / "ck"), durable=True, saved_at=1000.0)
+    if written:
+        keeper.look()
+    fill(arena, 6, mark(5), directory=str(tmp_path / "ck"), durable=True, saved_at=10.0)
+    assert [each.ticket.save.sequence for each in snapshots(tmp_path / "arena")] == [6, 5]
+    keeper.look()
+    assert 6 in steps(tmp_path / "ck")
     arena.close()
 
 

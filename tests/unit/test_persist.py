@@ -6,6 +6,7 @@ import fcntl
 import os
 import random
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,51 @@ def test_the_newest_wins_while_the_disk_is_behind(
     for each in disk.found(tmp_path / "ck"):
         assert (each.path / "__0_0.distcp").read_bytes() == bytes([each.step]) * SIZE
     background.close()
+
+
+def test_an_error_that_nobody_thought_of_ends_the_wait_for_it(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> disk.File:
+        raise RuntimeError("who would have thought")
+
+    monkeypatch.setattr(disk, "write_shard", fail)
+    background = Thread()
+    sealed = ticket(1, directory=str(tmp_path / "ck"), durable=True)
+    background.sealed(seal(arena, 1, tmp_path / "ck"), sealed)
+    outcome = background.wait()
+    assert outcome is not None
+    assert outcome.problem == "step 1 is not on disk: RuntimeError: who would have thought"
+    assert background.pending() == set()
+    background.close()
+
+
+SCRIPT = """
+import sys
+import threading
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from snapshots import fill
+from outlast.checkpoint import persist
+from outlast.checkpoint.arena import Arena
+from outlast.checkpoint.background import Thread
+lease = persist._lease
+def late(*args):  # so that the script has ended before
+    threading.main_thread().join()
+    return lease(*args)
+persist._lease = late
+arena, background = Arena(None, 0), Thread()
+slot = fill(arena, 1, None, directory=sys.argv[2], durable=True)
+background.sealed(slot, slot.ticket())
+"""
+
+
+def test_what_is_to_be_on_disk_is_written_after_the_end_of_a_script_that_did_not_wait(tmp_path: Path) -> None:
+    here = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, here, tmp_path / "ck"], check=True, timeout=60)
+    assert done.returncode == 0
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
+    assert disk.verify(tmp_path / "ck" / "step-00000001") == []
 
 
 WRITER = """

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from outlast.agent import serving
 from outlast.agent.memory import held
 from outlast.agent.sending import Sending, Stride, _Overwritten, send
 from outlast.agent.serving import Serving
@@ -134,6 +138,30 @@ def test_shards_of_many_chunks_are_read_across_their_borders(
     shard.close()
 
 
+def test_who_reads_many_shards_of_a_node_keeps_nobody_else_from_it(
+    host: Callable[..., Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 2)
+    there, ranks = host("there"), range(4)
+    for rank in ranks:
+        arena = Arena(there.directory, rank)
+        fill(arena, rank, None)
+        arena.slots()[0].seal(ticket(1, rank=rank))
+        arena.close()
+    told = agreed(1, Holder("127.0.0.1", there.port, ranks=tuple(ranks)))
+    opened: list[list[Shard]] = []
+    for name in ("one", "two", "three"):
+        known = places(tmp_path / name, mark(1), {}, told)
+        opened.append([])
+        for rank in ranks:
+            opened[-1].append(Shard(rank, known[rank]))
+            assert opened[-1][-1].tail() == (b"", b"", b"")
+    for reader in opened:
+        assert [bytes(each[:1]) for each in reader] == [bytes([rank]) for rank in ranks]
+        for each in reader:
+            each.close()
+
+
 def test_a_flipped_bit_is_found_and_the_next_place_is_tried(
     worker: Arena, host: Callable[..., Host], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,6 +238,31 @@ def test_too_little_memory_for_copies_is_said_once_and_costs_nothing_else(
     assert said.startswith("replicas of rank 0 need 3 MiB of shared memory")
     assert said.endswith("the job goes on without these replicas")
     assert there.copies() == {}
+
+
+def test_a_connection_that_cannot_be_taken_is_not_the_last_one(
+    worker: Arena, host: Callable[..., Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    there, said = host("there"), threading.Event()
+    slot = fill(worker, 1, None)
+    caplog.handler.addFilter(lambda _: said.set() or True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        taken = [os.dup(client.fileno())]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(client.fileno(), *taken) + 1, hard))
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.dup(client.fileno()))
+            client.connect(("127.0.0.1", there.port))
+            assert said.wait(SOON)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in taken:
+                os.close(descriptor)
+    copy(there, 1, [Path(slot.path)])
+    assert there.copies() == {0: [1]}
+    assert "a connection could not be taken: [Errno 24] Too many open files" in caplog.text
 
 
 def test_nobody_without_the_key_reads_or_leaves_anything(host: Callable[..., Host]) -> None:

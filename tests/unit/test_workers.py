@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -356,6 +357,34 @@ def test_a_command_that_cannot_run_is_one_line_and_leaves_nobody(
         assert psutil.Process().children() == children
 
     with_node(body)
+
+
+def test_processes_that_are_there_and_cannot_be_watched_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the agent has no descriptor left: nobody would end them, and the next generation's would run beside."""
+    forked = [subprocess.Popen(["/bin/sh", "-c", FOREVER], start_new_session=True) for _ in range(3)]
+    opened: list[int] = []
+
+    def open_two(pid: int) -> int:
+        if len(opened) == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        opened.append(os.pidfd_open(pid))
+        return opened[-1]
+
+    monkeypatch.setattr(workers, "pidfd_open", open_two)
+    pids = [process.pid for process in forked]
+    streams = [Streams(None, None, "") for _ in forked]
+
+    async def scene() -> None:
+        with pytest.raises(WorkersNotStarted, match="cannot watch a worker: Too many open files"):
+            WorkerGroup.start(3 * [["sh"]], 3 * [{}], streams, lambda *_: None, fork=lambda *_: pids)
+
+    asyncio.run(scene())
+    for process in forked:
+        process.returncode = 0  # it was waited for
+    assert not any(map(psutil.pid_exists, pids))
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_a_worker_stuck_in_the_kernel_is_abandoned(

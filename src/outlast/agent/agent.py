@@ -406,7 +406,7 @@ class Agent:
         self._checker.drop()
         if assignment.group_rank == 0:
             self._take_port()
-        ranks = range(launch.nproc)
+        ranks, group = range(launch.nproc), None
         try:
             self._watch = watch = self._watching()
             hook, arena = self._settings.step_hook, str(self._keeper.arena)
@@ -427,14 +427,16 @@ class Agent:
             ]
             self._desk.begin(assignment.generation, assignment.first_rank, launch.nproc)
             streams = self._logs.open(assignment, environments)
-            self._group = self._workers(assignment.generation, environments, streams)
+            self._group = group = self._workers(assignment.generation, environments, streams)
             self._inquest.begin(assignment, watch, streams)
-            self._guard.watch(self._group.pids)
-            self._hangs = self._attending(assignment, self._group, watch)
+            self._guard.watch(group.pids)
+            self._hangs = self._attending(assignment, group, watch)
             self._pacing = self._paces(assignment, watch)
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
+            if group is not None:
+                group.undo_start()
             self._group = None
             self._unwatch()
             self._guard.watch(())

@@ -129,7 +129,10 @@ class Hosting:
                 await asyncio.sleep(SHORT_LIFE)
             # What it cannot live with may be in its journal: then what the nodes say has to be enough.
             again = msgspec.structs.replace(commission, term=self._next_term(), recall=deaths <= MOST_DEATHS // 2)
-            self._process = _start(again, listener)
+            try:
+                self._process = _start(again, listener)
+            except OSError as error:  # it counts as one more death of the one before
+                log.warning("the coordinator cannot be started: %s", error)
 
     def kill(self) -> None:
         """End it now, if it has not ended by itself."""

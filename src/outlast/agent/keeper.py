@@ -28,7 +28,9 @@ from outlast.agent.place import Place
 from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import shards
 from outlast.checkpoint.arena import make_private
+from outlast.checkpoint.background import tell
 from outlast.checkpoint.channel import key_of
+from outlast.checkpoint.persist import Outcome
 from outlast.checkpoint.shards import Agreed
 from outlast.commission import Tls
 from outlast.messages.snapshots import Held, Keeping, Snapshot
@@ -226,6 +228,7 @@ class Keeper:
         except OSError as error:
             log.error("no keeper: snapshots will not be written to disk (%s)", error)
             self._end()
+            self._give_up(str(error))
             return False
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -261,10 +264,20 @@ class Keeper:
         if self._closing:
             return
         self._brief_lives = self._brief_lives + 1 if brief else 0
-        if self._brief_lives == ATTEMPTS:
-            log.error("no keeper lives here (the last one ended with %d): snapshots are not written to disk", how)
+        if self._brief_lives >= ATTEMPTS:  # the next word to it is the next attempt
+            if self._brief_lives == ATTEMPTS:
+                log.error("no keeper lives here (the last one ended with %d): snapshots are not written to disk", how)
+            self._give_up(f"it ended with {how}")
         elif self._start():
             log.warning("the keeper ended with %d: started another", how)
+
+    def _give_up(self, why: str) -> None:
+        """Let nobody wait for what will not be written."""
+        for each in memory.snapshots(self.arena):
+            if each.ticket.durable:
+                step = each.ticket.save.step
+                problem = f"step {step} is not on disk: no keeper lives on this node ({why})"
+                tell(self.arena, Outcome(each.mark, step, problem))
 
     def _end(self) -> None:
         if self._pidfd >= 0:

@@ -267,7 +267,11 @@ async def knock(
             task.cancel()
         if waiting:
             await asyncio.wait(waiting)
-    failed.update({tasks[task]: TimeoutError(errno.ETIMEDOUT, "no answer") for task in waiting})
+    for task in waiting:
+        if task.cancelled() or task.exception() is not None:
+            failed[tasks[task]] = TimeoutError(errno.ETIMEDOUT, "no answer")
+        else:
+            reached.append(task.result())  # it has answered at the very last moment
     return reached, failed
 
 

@@ -28,12 +28,19 @@ class Snapshot:
 
 
 def snapshots(directory: Path) -> list[Snapshot]:
-    """The snapshots that all ranks of this node have sealed, the newest first."""
+    """The snapshots that all ranks of this node have sealed, the newest first.
+
+    Those of one run by their numbers, for the clock may have been set back meanwhile.
+    """
     by_mark: dict[Mark, list[tuple[Path, Ticket]]] = {}
     for path, ticket in arena.tickets(directory):
         by_mark.setdefault(ticket.mark, []).append((path, ticket))
     whole = [Snapshot(slots[0][1], tuple(path for path, _ in slots)) for slots in by_mark.values() if _whole(slots)]
-    return sorted(whole, key=lambda each: each.ticket.saved_at, reverse=True)
+    runs: dict[str, float] = {}
+    for each in whole:
+        run, saved_at = each.ticket.save.run, each.ticket.saved_at
+        runs[run] = max(saved_at, runs.get(run, saved_at))
+    return sorted(whole, key=lambda each: (runs[each.ticket.save.run], each.mark), reverse=True)
 
 
 def _whole(slots: Sequence[tuple[Path, Ticket]]) -> bool:

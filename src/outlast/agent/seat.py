@@ -82,17 +82,20 @@ class Seat:
         """Host the coordinator from now on, because the one before cannot be reached; False where it cannot be."""
         mine = [s for s in charter.turns if s.node == self._me]
         place = Endpoint(mine[0].addr, mine[0].port)
+        assert self._secret is not None or self.token() is not None
+        self._secret = self.token()
+        listener = None
         try:
             listener = listen(place, True)
             if listener is None:
                 return False
+            log.warning("no coordinator can be reached: hosting one at %s, term %d", place, term.number)
+            self._begin(listener, charter.rules, term, charter.run)
         except (ValueError, OSError) as error:
             log.warning("this node cannot host the coordinator: %s", error)
+            if listener is not None:
+                listener.close()
             return False
-        assert self._secret is not None or self.token() is not None
-        self._secret = self.token()
-        log.warning("no coordinator can be reached: hosting one at %s, term %d", place, term.number)
-        self._begin(listener, charter.rules, term, charter.run)
         return True
 
     def retire(self) -> None:

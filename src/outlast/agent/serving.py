@@ -9,10 +9,12 @@ whoever reads it later, here or elsewhere, finds out if a bit has changed meanwh
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -43,6 +45,7 @@ log = logging.getLogger("keeper")
 
 MOST_CONNECTIONS = 256
 IDLE = 600.0  # seconds that one may say nothing: a worker has other things to do between two chunks
+PAUSE = 0.5  # seconds after a connection that could not be taken
 ASIDE = 2  # slots' worth of shared memory that copies leave to the node's own snapshots
 
 
@@ -76,8 +79,12 @@ class Serving:
             try:
                 connection, address = self._listener.accept()
             except OSError as error:
-                log.error("no connections are taken any more: %s", error)
-                return
+                if error.errno in (errno.EBADF, errno.EINVAL):  # it was closed
+                    return
+                log.warning("a connection could not be taken: %s", error)  # for want of descriptors, or it was cut off
+                self._places.release()
+                time.sleep(PAUSE)
+                continue
             threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:

@@ -122,12 +122,12 @@ class WorkerGroup:
             environments = [{**environment, _MARK: group._mark} for environment in environments]
             pids = fork(commands, environments, streams) if fork is not None else None
             if pids is not None:
-                group._workers += [Worker(local_rank, pid, pidfd_open(pid)) for local_rank, pid in enumerate(pids)]
+                group._workers += _watched(pids)
             else:
                 started = enumerate(zip(commands, map(cold, environments), streams, strict=True))
                 group._workers += (_spawn(local_rank, *birth, pass_fds) for local_rank, birth in started)
         except OSError:
-            group._undo_start()
+            group.undo_start()
             raise
         finally:
             for ends in streams:
@@ -185,6 +185,14 @@ class WorkerGroup:
                 await self._sweep()
                 self._swept = True
         return self._abandoned
+
+    def undo_start(self) -> None:
+        """End the workers that were just started, because something that they need could not be had."""
+        for worker in self._workers:
+            worker.kill_group(signal.SIGKILL)
+            worker.reap()
+            self._forget(worker)
+        self._workers.clear()
 
     def reap_orphans(self) -> None:
         """Collect what our workers left behind and has exited. Cheap; meant for SIGCHLD in a long run."""
@@ -253,13 +261,6 @@ class WorkerGroup:
         mark = f"{_MARK}={self._mark}".encode()
         return [pid for pid in _children() if pid not in mine and _descends(pid, mine, mark)]
 
-    def _undo_start(self) -> None:
-        for worker in self._workers:
-            worker.kill_group(signal.SIGKILL)
-            worker.reap()
-            os.close(worker.pidfd)
-        self._workers.clear()
-
 
 def be_subreaper(on: bool = True) -> None:
     """Make this process inherit the orphans among its descendants, for as long as it is an agent."""
@@ -287,11 +288,31 @@ def _spawn(
     except OSError as error:
         process.kill()
         process.wait()
-        raise WorkersNotStarted(
-            f"cannot watch a worker: {error.strerror}; Outlast needs Linux 5.3 or newer, and free file descriptors"
-        ) from error
+        raise _unwatched(error) from error
     process.returncode = 0  # it is ours to wait for, not subprocess's
     return Worker(local_rank, process.pid, pidfd)
+
+
+def _watched(pids: Sequence[int]) -> list[Worker]:
+    """Workers that are there already; if one of them cannot be watched, none is left."""
+    pidfds: list[int] = []
+    try:
+        pidfds += map(pidfd_open, pids)
+    except OSError as error:
+        for pidfd in pidfds:
+            os.close(pidfd)
+        for local_rank, pid in enumerate(pids):
+            worker = Worker(local_rank, pid, -1)
+            worker.kill_group(signal.SIGKILL)
+            worker.reap()
+        raise _unwatched(error) from error
+    return [Worker(local_rank, *ids) for local_rank, ids in enumerate(zip(pids, pidfds, strict=True))]
+
+
+def _unwatched(error: OSError) -> WorkersNotStarted:
+    return WorkersNotStarted(
+        f"cannot watch a worker: {error.strerror}; Outlast needs Linux 5.3 or newer, and free file descriptors"
+    )
 
 
 def start_bound(

@@ -30,6 +30,7 @@ import re
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,6 +110,9 @@ class Slot:
         self._mapping = mmap.mmap(descriptor, size, access=access)
         self.memory = memoryview(self._mapping)
         self._words = self.memory[:_TICKET_FROM].cast("Q")
+        # Also when nobody closes it: as long as it is open, an anonymous file keeps its memory.
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False
 
     @property
     def data(self) -> memoryview:
@@ -206,7 +210,7 @@ class Slot:
         with suppress(BufferError):
             self.memory.release()
             self._mapping.close()
-        os.close(self._descriptor)
+        self._close()
 
 
 def address(text: str) -> tuple[Path, int]:
@@ -296,7 +300,9 @@ class Arena:
             unused = [number for number in range(self._most) if number not in self._slots]
             try:
                 if unused:
-                    self._require(size, 1 + sum(1 for each in self._slots.values() if len(each.data) >= size))
+                    fitting = sum(1 for each in self._slots.values() if len(each.data) >= size)
+                    # Nobody can do without a second one. More than that leave room for those of other ranks.
+                    self._require(size, 1 if fitting < 2 else 1 + fitting)
                     slot = self._slots[unused[0]] = self._create(unused[0], size)
                     slot.lock()
                     return slot

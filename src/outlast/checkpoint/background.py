@@ -44,7 +44,7 @@ class Thread:
 
     def __init__(self) -> None:
         self._news = threading.Condition()
-        self._waiting: tuple[str, Ticket] | None = None
+        self._waiting: tuple[Slot, Ticket] | None = None  # the slot, not its path: it stays until it is written
         self._busy: Mark | None = None
         self._outcome: Outcome | None = None
         self._closed = False
@@ -54,7 +54,7 @@ class Thread:
         if not ticket.durable:
             return
         with self._news:
-            self._waiting = slot.path, ticket
+            self._waiting = slot, ticket
             self._news.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="outlast-persist", daemon=True)
@@ -87,11 +87,16 @@ class Thread:
                 self._news.wait_for(lambda: self._waiting is not None or self._closed)
                 if self._waiting is None:
                     return
-                (path, ticket), self._waiting = self._waiting, None
+                (slot, ticket), self._waiting = self._waiting, None
                 self._busy = ticket.mark
-            outcome = persist([path], ticket)
+            try:
+                outcome = persist([slot.path], ticket)
+            except Exception as error:  # noqa: BLE001  (whatever it is: `wait` must not wait for ever)
+                why = f"{type(error).__name__}: {error}"
+                outcome = Outcome(ticket.mark, ticket.save.step, f"step {ticket.save.step} is not on disk: {why}")
             if outcome.problem:
                 log.error("%s", outcome.problem)
+            del slot
             with self._news:
                 self._busy = None
                 self._outcome = outcome

@@ -92,6 +92,7 @@ class Checkpointer:
         place = os.environ.get(VARIABLE)
         self._place: Path | None = None
         self._number = 0
+        self._here = 1  # ranks that have their memory on this node
         if place and session.attached:
             self._place, self._number = arenas.address(place)
         self._replicated = self._place is not None and bool(os.environ.get(PARTNER))
@@ -215,6 +216,8 @@ class Checkpointer:
                 self._origin = disk.origin(self._directory, make=True)
         plan = make_plan(flat, paths, self._origin, self._group)
         self._origin = plan.origin
+        if self._place is not None:  # of a group, or without one, not all workers of this node are in it
+            self._here = self._gather(self._place).count(self._place)
         return plan
 
     def _snapshot(self, plan: Plan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
@@ -272,7 +275,7 @@ class Checkpointer:
         return Ticket(
             save=save,
             rank=plan.rank,
-            here=int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self._place is not None else 1,
+            here=self._here,
             saved_at=time.time(),
             origin=self._origin,
             directory=str(self._directory),

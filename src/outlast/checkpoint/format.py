@@ -244,12 +244,21 @@ def write_shard(draft: Address, name: str, data: memoryview) -> File:
 
     def chunks() -> Iterator[memoryview]:
         for chunk in pieces(data):
-            digests.append(beside.submit(xxhash.xxh3_128_hexdigest, chunk))
+            digests.append(_hash_beside(beside, chunk))
             yield chunk
 
     with ThreadPoolExecutor(1, "outlast-hash") as beside:
         storage_of(draft.parent).stream(f"{draft.name}/{name}", len(data), chunks())
     return File(name, len(data), tuple(digest.result() for digest in digests))
+
+
+def _hash_beside(beside: ThreadPoolExecutor, chunk: memoryview) -> Future[str]:
+    try:
+        return beside.submit(xxhash.xxh3_128_hexdigest, chunk)
+    except RuntimeError:  # the script has ended, and Python starts no thread any more
+        digest: Future[str] = Future()
+        digest.set_result(xxhash.xxh3_128_hexdigest(chunk))
+        return digest
 
 
 def write_part(draft: Address, part: Part) -> None:

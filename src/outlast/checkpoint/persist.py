@@ -7,7 +7,7 @@ the part, and the commit if this was the last part.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -80,10 +80,8 @@ def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
             return Outcome(mark, step, path=str(known))  # by an earlier life of this process
         draft = directory / storage.draft(first.save)
         storage.begin(draft.name)
-        with ThreadPoolExecutor(min(len(leased), AT_ONCE), "outlast-write") as writers:
-            for done in [writers.submit(_write, draft, slot, ticket) for slot, ticket in leased]:
-                done.result()
-                written += 1
+        for _ in _write_all(draft, leased):
+            written += 1
         final = disk.commit(directory, first.save)
     except (OSError, ModuleNotFoundError, disk.Damaged) as error:
         # With all parts written somebody else may commit them, now or later.
@@ -112,6 +110,18 @@ def prune(directory: Address, keep_last: int) -> list[Address]:
             if storage.remove(path.name):
                 removed.append(path)
     return removed
+
+
+def _write_all(draft: Address, leased: Sequence[tuple[Slot, Ticket]]) -> Iterator[None]:
+    """One after the other that is written; a few at a time."""
+    if len(leased) == 1:  # a worker without a launcher, perhaps at its end, when Python starts no thread any more
+        _write(draft, *leased[0])
+        yield
+        return
+    with ThreadPoolExecutor(AT_ONCE, "outlast-write") as writers:
+        for done in [writers.submit(_write, draft, slot, ticket) for slot, ticket in leased]:
+            done.result()
+            yield
 
 
 def _write(draft: Address, slot: Slot, ticket: Ticket) -> None:

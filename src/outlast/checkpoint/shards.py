@@ -71,6 +71,9 @@ class Place(Protocol):
 
     def view(self, offset: int, length: int) -> memoryview: ...
 
+    def rest(self) -> None:
+        """It may be a while until it is read again."""
+
     def close(self) -> None: ...
 
 
@@ -105,6 +108,9 @@ class OnThisNode:
         if not self._borrowed:  # its owner wrote all of it: the pages are there
             self._slot.expect_reading(offset, length)
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         if self._borrowed:
             self._slot.unlock()
@@ -118,25 +124,47 @@ class OnThisNode:
             self._good.add(number)
 
 
+class Caller:
+    """This process's connection to keepers elsewhere: to one at a time, and to none while it reads nothing.
+
+    A keeper has room for some hundred. Ranks that held one for each shard would keep each other out.
+    """
+
+    def __init__(self, key: str, *, tls: bool) -> None:
+        self._key, self._tls = key, tls
+        self._channel: Channel | None = None
+        self._place: tuple[str, int] | None = None
+
+    def to(self, host: str, port: int) -> Channel:
+        """Raises OSError, `WireError`."""
+        if self._channel is None or self._place != (host, port):
+            self.hang_up()
+            self._channel, self._place = dial(host, port, self._key, tls=self._tls), (host, port)
+        return self._channel
+
+    def hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
 class OnAnotherNode:
     """What a keeper elsewhere has."""
 
-    def __init__(self, connect: Callable[[], Channel], where: str, mark: Mark, rank: int) -> None:
-        self._where, self._mark, self._rank = where, mark, rank
+    def __init__(self, caller: Caller, host: str, port: int, mark: Mark, rank: int) -> None:
+        self._caller, self._host, self._port = caller, host, port
+        self._where, self._mark, self._rank = f"{host}:{port}", mark, rank
         self._cache: OrderedDict[int, memoryview] = OrderedDict()
         try:
-            self._channel = connect()
-        except (OSError, WireError) as error:
-            raise Damaged(f"rank {rank}'s shard cannot be had from {where}: {error}") from error
-        try:
-            self._channel.send(Describe(mark, rank))
-            answer = self._channel.receive()
+            channel = caller.to(host, port)
+            channel.send(Describe(mark, rank))
+            answer = channel.receive()
             assert isinstance(answer, Described)
             self.ticket = msgspec.json.decode(answer.ticket, type=Ticket)
             assert (self.ticket.mark, self.ticket.rank) == (mark, rank)
         except (OSError, WireError, Refused, AssertionError, msgspec.DecodeError) as error:
-            self._channel.close()
-            raise Damaged(f"rank {rank}'s shard cannot be had from {where}: {error}") from error
+            caller.hang_up()
+            raise Damaged(f"rank {rank}'s shard cannot be had from {self._where}: {error}") from error
 
     def view(self, offset: int, length: int) -> memoryview:
         first, last = offset // CHUNK, chunks(offset + length)
@@ -149,8 +177,11 @@ class OnAnotherNode:
             whole[begin - offset : end - offset] = self._chunk(number)[begin - number * CHUNK : end - number * CHUNK]
         return whole
 
+    def rest(self) -> None:
+        self._caller.hang_up()
+
     def close(self) -> None:
-        self._channel.close()
+        self._caller.hang_up()
 
     def _chunk(self, number: int) -> memoryview:
         if number in self._cache:
@@ -166,12 +197,13 @@ class OnAnotherNode:
         return data
 
     def _fetch(self, number: int) -> memoryview:
-        self._channel.send(Read(self._mark, self._rank, number))
-        piece = self._channel.receive()
+        channel = self._caller.to(self._host, self._port)
+        channel.send(Read(self._mark, self._rank, number))
+        piece = channel.receive()
         if not isinstance(piece, Piece) or piece.length != length_of(self.ticket.size, number):
             raise WireError("it gives something else than it was asked for")
         data = memoryview(bytearray(piece.length))
-        self._channel.fill(data)
+        channel.fill(data)
         if digest_of(data) != piece.digest:
             raise Damaged(f"what {self._where} has of rank {self._rank}'s shard is damaged in chunk {number}")
         return data
@@ -200,6 +232,7 @@ class Shard:
         for length in (ticket.table, ticket.contents, ticket.blanks):
             parts.append(bytes(self._view(at, length)))
             at += length
+        self._now().rest()  # until all ranks have come as far
         return parts[0], parts[1], parts[2]
 
     def expect(self, offset: int, length: int) -> None:
@@ -254,9 +287,10 @@ def places(
     def here(path: str | Path, rank: int, replica: bool) -> Callable[[], Place]:
         return lambda: OnThisNode(path, mark, rank, replica=replica, mapped=mapped.get(str(path)))
 
+    caller = Caller(told.key, tls=told.tls)
+
     def elsewhere(host: str, port: int, rank: int) -> Callable[[], Place]:
-        where = f"{host}:{port}"
-        return lambda: OnAnotherNode(lambda: dial(host, port, told.key, tls=told.tls), where, mark, rank)
+        return lambda: OnAnotherNode(caller, host, port, mark, rank)
 
     found: dict[int, list[Callable[[], Place]]] = {rank: [here(path, rank, False)] for rank, path in slots.items()}
     for path, ticket in arena.tickets(directory, replicas=True) if directory is not None else []:
