@@ -71,7 +71,7 @@ while True:
     for how in ("sleep", "lock"):
         if last and os.path.exists(f"{place}/{how}-{life}"):
             mark(f"hung-{life}")
-            if how == "lock":
+            while how == "lock":  # a signal ends the sleep, as that of whoever looks where it is
                 ctypes.PyDLL(None).sleep(3600)
             time.sleep(3600)
     time.sleep(0.01)
