@@ -351,6 +351,20 @@ def test_a_shard_of_another_step_or_job_is_never_used(
     assert torch.equal(state["x"], torch.ones(100))
 
 
+def test_whatever_keeps_one_rank_from_a_checkpoint_is_told_to_all_and_no_older_one_is_taken(
+    checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(checkpointer, 1, 2)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(disk, "read_manifest", fail)
+    with pytest.raises(OSError, match="RuntimeError: can't start new thread") as caught:
+        checkpointer().restore({"x": torch.zeros(2)})
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
 def test_a_given_step_is_restored_or_said_to_be_missing(checkpointer: Callable[..., Checkpointer]) -> None:
     saved(checkpointer, 1, 2)
     state: dict[str, Any] = {"x": None}

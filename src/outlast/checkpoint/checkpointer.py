@@ -401,16 +401,18 @@ class Checkpointer:
     @paused()
     def _load(self, opening: AbstractContextManager[Source], state: Mapping[str, Any]) -> str:
         """Load it, or say what is damaged. Raises OSError if nothing can be known of it: an older one is not better."""
-        problem, known, source = "", True, None
+        problem, known, source, failed = "", True, None, None
         try:
             source = opening.__enter__()
         except (OSError, Damaged) as error:
             problem, known = str(error), not isinstance(error, Unreachable)
+        except Exception as error:  # noqa: BLE001  (raised below: the other ranks must not wait for this one)
+            problem, known, failed = f"{type(error).__name__}: {error}", False, error
         try:
             said = self._gather((problem, known))
             for problem, known in said:
                 if not known:
-                    raise OSError(problem)
+                    raise OSError(problem) from failed
             problem = next((each for each, _ in said if each), "")
             if source is not None and not problem:
                 load(source, state, self._group)
