@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -30,7 +29,9 @@ settings.load_profile("any machine")
 # --hypothesis-profile=campaign`.
 settings.register_profile("campaign", settings.get_profile("any machine"), max_examples=5000, print_blob=True)
 
-EXIT_TIMEOUT = 5.0  # for those that were told to end and are on their way
+# For those that were told to end and are on their way. Counted in looks: nobody gets on while the machine stands still.
+# Less than `empty_timeout`: a coordinator that was merely forgotten ends after that, and would not be found.
+LOOKS, LOOK = 80, 0.1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,9 +93,11 @@ def leaves_nothing_behind(temporary_directory: Path, monkeypatch: pytest.MonkeyP
         ours = marked(lambda mark: mark.startswith(test_id))
         return sorted({*ours, *(child.pid for child in new_children(before))})
 
-    deadline = time.monotonic() + EXIT_TIMEOUT
-    while (pids := processes()) and time.monotonic() < deadline:
-        await_exit(pids, deadline - time.monotonic())
+    for _ in range(LOOKS):
+        if not (pids := processes()):
+            break
+        await_exit(pids, LOOK)
+    pids = processes()
     left = [f"process {describe(pid)}" for pid in pids]
     if left:
         kill_all(processes)

@@ -24,6 +24,8 @@ from typing import IO, Any
 
 TEST_ID = "OL_TEST_ID"  # not OUTLAST_…: those are settings, and Outlast refuses one that it does not know
 
+PATIENCE = 180.0  # seconds: what happens at all has happened by then, on a machine however busy
+
 _numbers = itertools.count(1)
 _started: list[Process] = []
 
@@ -116,7 +118,7 @@ class Process:
         """All that was written so far."""
         return "".join(f"{line}\n" for line in self.lines)
 
-    def wait_for(self, pattern: str, timeout: float = 60, *, anywhere: bool = False) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout: float = PATIENCE, *, anywhere: bool = False) -> re.Match[str]:
         """Await a line in which `pattern` is found, and return the match.
 
         The search goes on after the line that the last call matched: calls in a row follow the story in its
@@ -140,7 +142,7 @@ class Process:
                     raise self._failure(f"wrote no line that matches {pattern!r} within {timeout:g} s")
                 self._news.wait(left)
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         """Await the end of the command and return its exit code; its output is complete then."""
         try:
             code = self._popen.wait(timeout)
@@ -148,7 +150,7 @@ class Process:
             raise self._failure(f"did not end within {timeout:g} s") from None
         for reader in self._readers:
             # Bounded, because a process that the command left behind may hold the pipe open.
-            reader.join(5)
+            reader.join(30)
         if self.stdin:
             with suppress(BrokenPipeError):
                 self.stdin.close()
@@ -242,7 +244,7 @@ def await_exit(pids: Iterable[int], timeout: float) -> list[int]:
             os.close(fd)
 
 
-def kill_all(find: Callable[[], list[int]], timeout: float = 30) -> None:
+def kill_all(find: Callable[[], list[int]], timeout: float = PATIENCE) -> None:
     """SIGKILL what `find` finds, again and again until it finds nothing: a fork may run ahead of a kill."""
     deadline = time.monotonic() + timeout
     while pids := find():

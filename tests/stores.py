@@ -64,7 +64,7 @@ def _await_bucket(url: str, keys: Mapping[str, str], server: subprocess.Popen[by
     config: Any = {name.lower(): value for name, value in keys.items()} or {"skip_signature": True}
     config["aws_endpoint_url"] = url
     store = S3Store(BUCKET, config=config, client_options={"allow_http": True}, retry_config=NO_RETRIES)
-    for _ in range(600):
+    for _ in range(1800):
         assert server.poll() is None, log.read_text()
         with suppress(BaseError, FileNotFoundError):
             obstore.put(store, "ready", b"")

@@ -70,7 +70,7 @@ def test_an_agent_that_is_killed_while_it_is_stopped_leaves_nothing(hosts: Hosts
         assert_empty(b.host)
         here = b.host.processes()
         job.kill_agent(b)
-        assert await_exit(here, 30) == []
+        assert await_exit(here, 120) == []
         job.succeeds(a)
 
 

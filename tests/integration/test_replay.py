@@ -52,7 +52,7 @@ def test_the_journal_of_a_job_that_went_through_much_gives_the_same_decisions(
     assert any(line.startswith("!") and "no restart is allowed" in line for line in other.lines), other.output
 
 
-def await_journalled(journal: Path, generation: int, timeout: float = 30) -> None:
+def await_journalled(journal: Path, generation: int, timeout: float = 120) -> None:
     """Wait until the journal holds that a node runs this generation."""
     deadline = time.monotonic() + timeout
     while True:

@@ -292,7 +292,7 @@ def test_a_restart_while_it_learns_is_a_warm_one_and_nothing_is_left_of_either_z
         left = process.tree()
         process.signal(signal.SIGKILL)
         process.wait()
-        assert await_exit(left, 30) == []
+        assert await_exit(left, 120) == []
 
 
 @pytest.mark.parametrize("how", ["the agent is killed", "Ctrl-C", "SIGTERM", "the worker fails"])
@@ -307,4 +307,4 @@ def test_no_zygote_outlives_its_job(how: str, installed: Callable[[dict[str, str
         else:
             process.signal({"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}.get(how, signal.SIGKILL))
         process.wait()
-        assert await_exit(left, 30) == []
+        assert await_exit(left, 120) == []

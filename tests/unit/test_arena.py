@@ -63,7 +63,7 @@ def test_without_room_for_a_third_the_save_waits_until_one_is_free(
     assert bytes(reader.data[:SIZE]) == bytes(SIZE)
     assert len(list((tmp_path / "arena").iterdir())) == 2
     reader.close()
-    saved.join(30)
+    saved.join(120)
     assert not saved.is_alive()
     assert first.ticket() == ticket(2)
     arena.close()
@@ -143,7 +143,7 @@ def test_memory_is_made_beforehand(directory: Path | None) -> None:
     arena = Arena(directory, 0)
     arena.prepare(SIZE)
     assert arena._thread is not None
-    arena._thread.join(30)
+    arena._thread.join(120)
     assert len(arena.slots()) == 2
     inodes = {slot.inode for slot in arena.slots()}
     assert {fill(arena, n, ("ab", n - 1)).inode for n in range(4)} == inodes

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import outlast
 from outlast import board as boards
@@ -26,6 +27,7 @@ from outlast.agent.keeper_process import Keeper
 from outlast.checkpoint import arena as arenas
 from outlast.checkpoint import checkpointer as checkpointers
 from outlast.checkpoint import format as disk
+from outlast.checkpoint import state as states
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.format import Damaged
 from outlast.checkpoint.layout import Unsavable, template
@@ -126,6 +128,25 @@ def test_steps_are_counted_on_from_the_one_that_is_restored(
     assert saver.restore(state) == 280
     session.step()
     assert session.slot.words[boards.STEP] == 281
+
+
+def test_the_step_that_gives_a_new_optimizer_its_state_is_not_counted(
+    checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, again, saver, session = training(0), training(1), checkpointer(), Session({})
+    step(state)
+    saver.save(280, state)
+    monkeypatch.setattr(states, "session", session)
+    steps: list[object] = []
+    watched = [session.optimizer_stepped, lambda: steps.append(None)]
+    hooks = [register_optimizer_step_post_hook(lambda *_, each=each: each()) for each in watched]
+    try:
+        assert saver.restore(again) == 280
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert steps, "torch makes no such step any more"
+    assert session.slot.words[boards.STEP] == 0
 
 
 def test_an_optimizer_that_has_done_nothing_is_saved_and_restored_as_that(

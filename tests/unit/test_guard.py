@@ -26,7 +26,7 @@ from outlast.agent.workers import WorkerGroup
 from outlast.clock import now
 from processes import Process, alive, await_exit, python
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 NEVER = float("inf")
 
 # A worker with two children in its session, one of them in a process group of its own.

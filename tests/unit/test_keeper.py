@@ -23,7 +23,7 @@ from outlast.checkpoint.background import Keeper as Told
 from processes import Process, await_exit, python
 from snapshots import fill, mark, ticket
 
-SOON = 30.0
+SOON = 120.0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from outlast.diagnosis.stack import Stack
 from outlast.messages import Assignment, Failure, Named
 from outlast.worker.session import Session
 
-SOON = 10.0
+SOON = 60.0
 NPROC = 2
 PLACE = Assignment(1, 1, 2, 2, 4, 2, 4, "a", 7, 0)  # ranks 2 and 3, of two nodes
 ALONE = Assignment(1, 0, 1, 2, 4, 2, 4, "a", 7, 0)
@@ -97,7 +97,11 @@ async def scene(place: Assignment = PLACE, *, connected: bool = True, detection:
         await asyncio.gather(*made.tasks)
 
 
-def test_the_rank_is_ended_when_the_coordinator_has_said_who_it_is_and_its_failure_says_so() -> None:
+def test_the_rank_is_ended_when_the_coordinator_has_said_who_it_is_and_its_failure_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hangs, "TO_NAME", 1000.0)
+
     async def play() -> None:
         async with scene() as here:
             here.hang()
@@ -113,7 +117,9 @@ def test_the_rank_is_ended_when_the_coordinator_has_said_who_it_is_and_its_failu
     asyncio.run(play())
 
 
-def test_a_culprit_here_is_ended_though_none_of_its_clocks_ran_out() -> None:
+def test_a_culprit_here_is_ended_though_none_of_its_clocks_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "TO_NAME", 1000.0)
+
     async def play() -> None:
         async with scene() as here:
             here.hang()

@@ -22,7 +22,7 @@ from outlast.agent.workers import Streams, WorkerGroup
 from outlast.launch import Endpoint, Launch, Logs, Std
 from outlast.messages import Assignment
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 BOTH = "echo out; echo err >&2"
 
 ASSIGNMENT = Assignment(

@@ -177,7 +177,7 @@ def test_the_newest_wins_while_the_disk_is_behind(
 
     def slow(draft: Path, name: str, data: memoryview) -> disk.File:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return write(draft, name, data)
 
     monkeypatch.setattr(disk, "write_shard", slow)
@@ -191,7 +191,7 @@ def test_the_newest_wins_while_the_disk_is_behind(
             slot.seal(sealed)
         background.sealed(slot, sealed)
         keep = {sealed.mark}
-        assert begun.wait(30)
+        assert begun.wait(120)
     assert len(arena.slots()) == 4  # one being written, one that waits, the newest, and one to be filled next
     go_on.set()
     outcome = background.wait()

@@ -108,7 +108,7 @@ def test_processes_that_an_agent_starts_do_not_have_its_place(places: ExitStack)
         agent.wait_for("has host ")
         agent.wait_for("up")
         agent.signal(signal.SIGKILL)
-        assert not await_exit([agent.pid], 30)
+        assert not await_exit([agent.pid], 120)
         assert take(places, "host").name == "host"
 
 

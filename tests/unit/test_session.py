@@ -72,6 +72,14 @@ def test_steps_are_counted_on_from_what_was_restored_and_only_when_they_are_made
     assert board.read(0).step == 281
 
 
+def test_an_optimizers_step_that_is_no_training_is_not_counted(board: Board, session: Session) -> None:
+    with session.no_training():
+        session.optimizer_stepped()
+    assert board.read(0).step is None
+    session.optimizer_stepped()
+    assert board.read(0).step == 1
+
+
 def test_steps_of_an_optimizer_count_until_the_script_says_better(board: Board, session: Session) -> None:
     session.optimizer_stepped()
     session.optimizer_stepped()

@@ -18,7 +18,7 @@ from processes import Process, alive, python
 
 READY = "print('ready', flush=True)"
 INSTALL = "from outlast.worker import dump; dump.install()"
-GENEROUS = 10.0
+GENEROUS = 60.0
 
 # As Python 3.11 wrote it, of a worker with a DataLoader.
 DUMPED = """\

@@ -15,7 +15,7 @@ from outlast.agent import supervisor
 from outlast.agent.supervisor import DEATHS, patience
 from processes import Process, alive, await_exit, python
 
-SOON = 30.0  # seconds, on a machine however busy
+SOON = 120.0  # seconds, on a machine however busy
 
 # What `outlast run --supervise` does, with another agent than Outlast's.
 BECOME = """

@@ -20,7 +20,7 @@ from outlast.config import Settings
 from outlast.core.hang import Clock, Timeouts
 from outlast.worker.session import Session
 
-SOON = 10.0  # seconds in which a test's event has long come
+SOON = 60.0  # seconds in which a test's event has long come
 
 
 class Scene:
@@ -75,12 +75,12 @@ def test_settings_of_0_are_no_timeouts() -> None:
 def test_a_rank_without_a_heartbeat_is_found_when_it_is_due_and_not_before() -> None:
     async def main() -> None:
         async with scene(rank_heartbeat_timeout=0.3) as here:
+            began = time.monotonic()  # before its step, however long it takes from here to there
             here.workers[1].step(7)
-            began = time.monotonic()
             await here.hear()
             (hang,) = here.hangs
             assert (hang.local_rank, hang.late.clock, hang.verdict) == (1, Clock.HEARTBEAT, True)
-            assert time.monotonic() - began >= 0.29
+            assert time.monotonic() - began >= 0.3
             assert str(hang) == f"it gave no heartbeat and made no step for 0.3 s; step 7 was {hang_age(hang)} s ago"
 
     asyncio.run(main())
@@ -123,22 +123,21 @@ def test_ranks_that_are_late_together_are_told_together_the_longest_first() -> N
 def test_one_that_goes_on_is_never_late_and_looked_at_no_more_often_than_needed(monkeypatch: Any) -> None:
     async def main() -> None:
         async with scene(rank_heartbeat_timeout=0.5) as here:
-            looks = 0
-            look = here.watch._look
+            looks: list[float] = []
+            look, enough = here.watch._look, asyncio.Event()
 
             def counted() -> None:
-                nonlocal looks
-                looks += 1
+                looks.append(time.monotonic())
+                for worker in here.workers:  # which go on, however late this machine comes to look
+                    worker.heartbeat()
                 look()
+                if len(looks) == 4:
+                    enough.set()
 
             monkeypatch.setattr(here.watch, "_look", counted)
-            end = time.monotonic() + 2
-            while time.monotonic() < end:
-                for worker in here.workers:
-                    worker.heartbeat()
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(enough.wait(), SOON)
             assert here.hangs == []
-            assert looks <= 8  # each time the one that was looked at last is due again
+            assert looks[3] - looks[0] > 3 * 0.5 - 0.01  # each time the one that was looked at last is due again
 
     asyncio.run(main())
 
@@ -271,9 +270,7 @@ def test_a_watch_that_was_held_up_itself_gives_everybody_their_time_again() -> N
         async with scene(rank_heartbeat_timeout=0.2) as here:
             here.workers[0].heartbeat()
             time.sleep(0.2 + watching.HELD_UP + 0.2)  # noqa: ASYNC251  (that is the point)
-            await asyncio.sleep(0.01)
-            assert here.hangs == []
-            await here.hear()  # it is still silent
+            await here.hear()  # it is silent for that time once more
             assert here.hangs[0].late.since > here.hangs[0].reading.beat_at
 
     asyncio.run(main())

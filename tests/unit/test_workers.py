@@ -21,7 +21,7 @@ import pytest
 from outlast.agent import workers
 from outlast.agent.workers import Streams, WorkerGroup, WorkersNotStarted, be_subreaper
 
-DEADLINE = 30.0
+DEADLINE = 120.0
 FOREVER = "sleep 1000"
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1000; done"
 

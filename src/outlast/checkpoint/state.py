@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from outlast.checkpoint import split
 from outlast.checkpoint.collector import paused
 from outlast.checkpoint.per_rank import PerRank, label, saved_by
+from outlast.worker.session import session
 
 Path = tuple[str | int, ...]
 Nested = dict[str, Any]
@@ -204,7 +205,9 @@ class Targets:
             self._live(name, dcp.get_model_state_dict(value))
         elif isinstance(value, torch.optim.Optimizer) and (model := owner(value, self._state)) is not None:
             if any(key.startswith(f"{name}.state.") for key in self._names):
-                self._live(name, dcp.get_optimizer_state_dict(model, value))
+                with session.no_training():
+                    nested = dcp.get_optimizer_state_dict(model, value)
+                self._live(name, nested)
             else:  # it had done nothing yet
                 value.state.clear()
                 self._live(name, _optimizer(value, model))

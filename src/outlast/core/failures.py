@@ -47,11 +47,16 @@ def what(failure: Failure) -> str:
 
     >>> what(Failure("a", "h", 3, 0, 99, -9, 0.0, ""))
     'rank 3 on node a failed (signal 9)'
+    >>> from outlast.messages import Account
+    >>> what(Failure("a", "h", 3, 0, 99, -15, 0.0, "", account=Account("NameError")))
+    'rank 3 on node a failed (NameError, then signal 15)'
     """
     who, code = f"rank {failure.rank} on node {failure.node}", failure.exit_code
     if failure.hung:
         return f"{who} hung: {failure.hung}"
-    return f"{who} failed ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
+    # Ended together with another, it may have been stopped for that one while it was still telling of its own end.
+    first = f"{failure.account.exception}, then " if code < 0 and failure.account.exception else ""
+    return f"{who} failed ({first}{f'exit code {code}' if code >= 0 else f'signal {-code}'})"
 
 
 def diagnosed(failure: Failure) -> str:

@@ -25,7 +25,8 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from itertools import count
 from time import monotonic_ns
@@ -134,6 +135,15 @@ class Session:
         Else each life would count anew, and one that got further than all before it would seem not to.
         """
         self._step = step
+
+    @contextmanager
+    def no_training(self) -> Iterator[None]:
+        """Steps of optimizers in here are no progress: torch makes one to give an optimizer its state."""
+        before, self._own_steps = self._own_steps, True
+        try:
+            yield
+        finally:
+            self._own_steps = before
 
     def optimizer_steps(self) -> None:
         """An optimizer is about to make a step: ranks have just exchanged gradients, in the section that was last.

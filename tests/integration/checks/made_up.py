@@ -22,7 +22,7 @@ class MadeUp(Cpu):
         if MOOD == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         # So long that whatever else the machine does makes no difference.
-        time.sleep(0.4 if MOOD == "slow" else 0.02)
+        time.sleep(1.0 if MOOD == "slow" else 0.02)
         result = left @ right
         if MOOD == "wrong":
             result[3, 5] += 1

@@ -15,7 +15,7 @@ for step in range(1, 5):
         print("rank 2 hangs", flush=True)
         sys.stdin.read()  # until it is killed
     try:
-        health_check(timeout=60 if step < 4 else 1, every=2)
+        health_check(timeout=60 if step < 4 else 5, every=2)
     except RanksMissing as error:
         print(f"rank {rank}, step {step}: {error}", flush=True)
         sys.exit(3)
