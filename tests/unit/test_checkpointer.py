@@ -353,6 +353,22 @@ def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
         checkpointer().restore(state)
 
 
+def test_a_damaged_one_that_is_asked_for_by_its_path_is_not_loaded(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    saved(checkpointer, 1)
+    path, state = tmp_path / "ck" / "step-00000001", {"x": torch.zeros(100)}
+    assert checkpointer().restore(state, source=path) == 1
+    with open(path / "__0_0.distcp", "r+b") as shard:
+        at = shard.read().index(torch.full((100,), 1.0).numpy().tobytes())
+        shard.seek(at)
+        shard.write(b"\7")
+    state = {"x": torch.zeros(100)}
+    with pytest.raises(ValueError, match="is damaged in chunk 0"):
+        checkpointer().restore(state, source=path)
+    assert same(state, {"x": torch.zeros(100)})
+
+
 @pytest.mark.parametrize("other", ["step", "job"])
 def test_a_shard_of_another_step_or_job_is_never_used(
     checkpointer: Callable[..., Checkpointer], tmp_path: Path, other: str
@@ -415,6 +431,7 @@ class Evil:
 def test_a_malicious_metadata_runs_nothing(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
     saved(checkpointer, 1)
     (path,) = (tmp_path / "ck").glob("step-*")
+    (path / disk.MANIFEST).unlink()  # as one of DCP's own, of which nothing can be verified
     for text in (
         pickle.dumps(Evil(tmp_path / "evil")),
         b"cos\nmkdir\n(S'" + str(tmp_path / "evil").encode() + b"'\ntR.",

@@ -153,7 +153,7 @@ class Checkpointer:
         self._interval.begin_anew()
         if source is not None:
             path = address(source)
-            if problem := self._load(open_checkpoint(path), state):
+            if problem := self._load(open_checkpoint(path, verify=self._share, foreign=True), state):
                 raise ValueError(problem)
             return next((each.step for each in disk.found(path.parent) if each.path == path), 0)
         bad = []
@@ -200,6 +200,11 @@ class Checkpointer:
     @property
     def _rank(self) -> int:
         return dist.get_rank(self._group) if dist.is_available() and dist.is_initialized() else 0
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Which part of a checkpoint's files this rank verifies, and of how many."""
+        return self._rank, dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
     # -- saving
 
@@ -388,8 +393,7 @@ class Checkpointer:
     def _try(self, where: Mark | Address, state: Mapping[str, Any]) -> str:
         """Load it, or say in one line what is wrong with it: the same on all ranks."""
         if isinstance(where, Path | Url):
-            world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
-            return self._load(open_checkpoint(where, verify=(self._rank, world)), state)
+            return self._load(open_checkpoint(where, verify=self._share), state)
         slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
         mapped = {slot.path: slot for slot in self._arena.slots()} if self._arena is not None else {}
         known = places(self._place, where, slots, self._agreed(), mapped)
