@@ -199,6 +199,16 @@ def test_a_draft_that_makes_no_sense_keeps_nobody_from_looking(tmp_path: Path, b
         commit(tmp_path, save)
 
 
+def test_a_disk_that_fails_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        disk.origin(tmp_path / "ck", make=True)
+    assert list((tmp_path / "ck").iterdir()) == []
+
+
 def test_overtaken_and_forgotten_drafts_are_removed_and_others_are_not(tmp_path: Path) -> None:
     overtaken, other, ahead, forgotten = (
         msgspec.structs.replace(SAVE, run=run, sequence=sequence)

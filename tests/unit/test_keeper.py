@@ -294,10 +294,12 @@ def test_what_a_job_left_that_was_killed_as_a_whole_is_removed_and_nothing_that_
     opened = arena("00000000000000cc")
     descriptor = os.open(opened, os.O_RDONLY)
     (shared / "outlast-of-somebody").mkdir()
+    removed = left.with_name(f"{left.name}.12.34")  # half, by one who was killed, and by another one who was
+    removed.mkdir()
     with orphan(kept, "", 3600) as keeper:
         keeper.wait_for("step 1 is on disk")
         assert sweep(own) == []  # it is too young
-        assert sweep(own, age=0.0) == [left]
+        assert sweep(own, age=0.0) == [left, removed]
         assert {path.name for path in shared.iterdir()} == {
             *(path.name for path in (kept, own, known, opened)),
             "outlast-of-somebody",
