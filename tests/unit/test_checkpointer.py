@@ -527,6 +527,17 @@ def test_bad_options_are_refused(tmp_path: Path, options: dict[str, Any]) -> Non
         outlast.Checkpointer(tmp_path, **options)
 
 
+def test_a_step_that_could_not_be_found_again_is_refused(checkpointer: Callable[..., Checkpointer]) -> None:
+    with pytest.raises(ValueError, match="step must be 0 or more, not -1"):
+        checkpointer().save(-1, {"x": torch.ones(2)}, durable=True)
+    saver = checkpointer()
+    saver.save(0, {"x": torch.ones(2)}, durable=True)
+    saver.wait()
+    state = {"x": torch.zeros(2)}
+    assert checkpointer().restore(state) == 0
+    assert same(state, {"x": torch.ones(2)})
+
+
 def test_a_disk_that_fails_is_said_by_wait(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
     (tmp_path / "ck").write_text("in the way")
     saver = checkpointer()

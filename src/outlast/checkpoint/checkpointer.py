@@ -113,6 +113,8 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
+        if step < 0:  # its name on disk would be none that is found again
+            raise ValueError(f"step must be 0 or more, not {step}")
         halt = boundaries.reach() if self._group is None else None
         due = durable or self._interval.due(step)
         if not due and halt is None:
