@@ -334,3 +334,22 @@ def test_a_certificate_of_ones_own_is_verified_with_its_authority(tmp_path: Path
             for member in members:
                 os.kill(int(member[1]), signal.SIGUSR1)
             assert (a.wait(), b.wait()) == (0, 0)
+
+
+def test_something_else_where_snapshots_would_lie_costs_no_more_than_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, pathlib\n"
+        "place = pathlib.Path(os.environ['OUTLAST_ARENA'].rpartition(':')[0])\n"
+        "place.touch()\n"
+        "print('it lies at', place, flush=True)\n"
+        "raise SystemExit(7)\n"
+    )
+    with outlast("run", "--nproc-per-node=1", script) as process:
+        place = Path(process.wait_for(r"it lies at (\S+)")[1])
+        try:
+            assert process.wait() == 1
+            assert "exit code 7" in process.output, process.output
+        finally:
+            for left in place.parent.glob(f"{place.name}*"):
+                left.unlink()

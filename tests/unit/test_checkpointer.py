@@ -353,6 +353,22 @@ def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
         checkpointer().restore(state)
 
 
+def test_a_damaged_one_that_is_asked_for_by_its_path_is_not_loaded(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    saved(checkpointer, 1)
+    path, state = tmp_path / "ck" / "step-00000001", {"x": torch.zeros(100)}
+    assert checkpointer().restore(state, source=path) == 1
+    with open(path / "__0_0.distcp", "r+b") as shard:
+        at = shard.read().index(torch.full((100,), 1.0).numpy().tobytes())
+        shard.seek(at)
+        shard.write(b"\7")
+    state = {"x": torch.zeros(100)}
+    with pytest.raises(ValueError, match="is damaged in chunk 0"):
+        checkpointer().restore(state, source=path)
+    assert same(state, {"x": torch.zeros(100)})
+
+
 @pytest.mark.parametrize("other", ["step", "job"])
 def test_a_shard_of_another_step_or_job_is_never_used(
     checkpointer: Callable[..., Checkpointer], tmp_path: Path, other: str
@@ -370,6 +386,20 @@ def test_a_shard_of_another_step_or_job_is_never_used(
     state: dict[str, Any] = {"x": None}
     assert checkpointer().restore(state) == 1
     assert torch.equal(state["x"], torch.ones(100))
+
+
+def test_whatever_keeps_one_rank_from_a_checkpoint_is_told_to_all_and_no_older_one_is_taken(
+    checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(checkpointer, 1, 2)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(disk, "read_manifest", fail)
+    with pytest.raises(OSError, match="RuntimeError: can't start new thread") as caught:
+        checkpointer().restore({"x": torch.zeros(2)})
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_a_given_step_is_restored_or_said_to_be_missing(checkpointer: Callable[..., Checkpointer]) -> None:
@@ -401,6 +431,7 @@ class Evil:
 def test_a_malicious_metadata_runs_nothing(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
     saved(checkpointer, 1)
     (path,) = (tmp_path / "ck").glob("step-*")
+    (path / disk.MANIFEST).unlink()  # as one of DCP's own, of which nothing can be verified
     for text in (
         pickle.dumps(Evil(tmp_path / "evil")),
         b"cos\nmkdir\n(S'" + str(tmp_path / "evil").encode() + b"'\ntR.",
@@ -494,6 +525,17 @@ def test_what_cannot_be_saved_is_named(checkpointer: Callable[..., Checkpointer]
 def test_bad_options_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         outlast.Checkpointer(tmp_path, **options)
+
+
+def test_a_step_that_could_not_be_found_again_is_refused(checkpointer: Callable[..., Checkpointer]) -> None:
+    with pytest.raises(ValueError, match="step must be 0 or more, not -1"):
+        checkpointer().save(-1, {"x": torch.ones(2)}, durable=True)
+    saver = checkpointer()
+    saver.save(0, {"x": torch.ones(2)}, durable=True)
+    saver.wait()
+    state = {"x": torch.zeros(2)}
+    assert checkpointer().restore(state) == 0
+    assert same(state, {"x": torch.ones(2)})
 
 
 def test_a_disk_that_fails_is_said_by_wait(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:

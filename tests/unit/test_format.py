@@ -186,6 +186,29 @@ def test_a_draft_whose_last_writer_was_killed_is_finished_by_whoever_looks_next(
     disk.finish_drafts(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("blanks", [b"no", struct.pack("<q", 1 << 40)])
+def test_a_draft_that_makes_no_sense_keeps_nobody_from_looking(tmp_path: Path, blanks: bytes) -> None:
+    save = msgspec.structs.replace(SAVE, world=1)
+    draft = tmp_path / disk.draft_name(save)
+    draft.mkdir()
+    odd = msgspec.structs.replace(part(0, b"0", save), table=bytes(len(blanks)), contents=b"some", blanks=blanks)
+    disk.write_part(draft, odd)
+    disk.finish_drafts(tmp_path)
+    assert found(tmp_path) == []
+    with pytest.raises(Damaged, match="cannot be filled in"):
+        commit(tmp_path, save)
+
+
+def test_a_disk_that_fails_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        disk.origin(tmp_path / "ck", make=True)
+    assert list((tmp_path / "ck").iterdir()) == []
+
+
 def test_overtaken_and_forgotten_drafts_are_removed_and_others_are_not(tmp_path: Path) -> None:
     overtaken, other, ahead, forgotten = (
         msgspec.structs.replace(SAVE, run=run, sequence=sequence)

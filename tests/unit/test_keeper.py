@@ -140,6 +140,27 @@ def test_a_keeper_that_is_killed_is_replaced_and_nothing_is_written_twice(place:
     assert [(each.step, each.number) for each in disk.found(tmp_path / "ck")] == [(2, 1), (1, 1)]
 
 
+def test_a_keeper_that_is_killed_at_the_end_of_the_job_is_replaced_as_well(place: Place, tmp_path: Path) -> None:
+    async def scene() -> None:
+        keeper = Keeper(place, linger=0, level="info")
+        arena = Arena(keeper.arena, 0)
+        fill(arena, 1, None, directory=str(tmp_path / "ck"), durable=True)
+        arena.close()
+        turn = os.open(keeper.arena, os.O_RDONLY)
+        fcntl.flock(turn, fcntl.LOCK_EX)  # until then nothing can be written
+        keeper.look()
+        closing = asyncio.ensure_future(keeper.close())
+        await asyncio.sleep(0)
+        assert keeper._process is not None
+        os.kill(keeper._process.pid, signal.SIGKILL)
+        os.close(turn)
+        await asyncio.wait_for(closing, SOON)
+        assert not keeper.arena.exists()
+
+    asyncio.run(scene())
+    assert steps(tmp_path / "ck") == [1]
+
+
 def test_where_no_keeper_lives_nobody_waits_for_it_and_it_is_not_tried_for_ever(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,10 +294,12 @@ def test_what_a_job_left_that_was_killed_as_a_whole_is_removed_and_nothing_that_
     opened = arena("00000000000000cc")
     descriptor = os.open(opened, os.O_RDONLY)
     (shared / "outlast-of-somebody").mkdir()
+    removed = left.with_name(f"{left.name}.12.34")  # half, by one who was killed, and by another one who was
+    removed.mkdir()
     with orphan(kept, "", 3600) as keeper:
         keeper.wait_for("step 1 is on disk")
         assert sweep(own) == []  # it is too young
-        assert sweep(own, age=0.0) == [left]
+        assert sweep(own, age=0.0) == [left, removed]
         assert {path.name for path in shared.iterdir()} == {
             *(path.name for path in (kept, own, known, opened)),
             "outlast-of-somebody",

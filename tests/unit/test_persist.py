@@ -81,6 +81,15 @@ def test_the_newest_are_kept_and_damaged_ones_are_neither_counted_nor_touched(ar
     assert [each.step for each in disk.found(tmp_path / "ck")] == [5, 4, 3]
 
 
+def test_what_was_just_written_is_not_removed_where_later_steps_are_left_of_before(
+    arena: Arena, tmp_path: Path
+) -> None:
+    for step in (8, 9, 3, 4):
+        outcome = persist([seal(arena, step, tmp_path / "ck", keep_last=2).path], ticket(step))
+        assert disk.verify(Path(outcome.path)) == []
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [9, 8, 4]
+
+
 def test_one_that_is_being_read_is_not_removed(arena: Arena, tmp_path: Path) -> None:
     for step in range(1, 4):
         persist([seal(arena, step, tmp_path / "ck", keep_last=9).path], ticket(step))

@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def full(*_: object, **__: object) -> None:
 def test_a_node_that_cannot_host_the_coordinator_says_so_and_lives_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if what == "record":
         monkeypatch.setattr(token, "leave", full)
     else:
@@ -58,6 +59,7 @@ def test_a_node_that_cannot_host_the_coordinator_says_so_and_lives_on(
     assert "this node cannot host the coordinator: [Errno 28] No space left on device" in caplog.text
     with socket.create_server(("127.0.0.1", port)):
         pass  # nobody listens there
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_coordinator_that_answers_at_the_last_moment_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import resource
 import socket
 import ssl
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from outlast.checkpoint import arena as arenas
 from outlast.checkpoint.arena import HEAD, Arena
 from outlast.checkpoint.channel import Go, Piece, Put, Refused, dial, digest_of, key_of
 from outlast.checkpoint.format import CHUNK, Damaged
-from outlast.checkpoint.shards import Agreed, Shard, damage, places
+from outlast.checkpoint.shards import CACHED, Agreed, Shard, damage, places
 from outlast.commission import Tls
 from outlast.messages.snapshots import Holder, Snapshot
 from outlast.wire import WrongToken
@@ -160,6 +161,27 @@ def test_who_reads_many_shards_of_a_node_keeps_nobody_else_from_it(
         assert [bytes(each[:1]) for each in reader] == [bytes([rank]) for rank in ranks]
         for each in reader:
             each.close()
+
+
+def test_the_shards_of_a_large_job_are_not_kept_in_the_memory_of_each_rank(
+    host: Callable[..., Host], tmp_path: Path
+) -> None:
+    there, ranks = host("there"), range(12)
+    for rank in ranks:
+        arena = Arena(there.directory, rank)
+        fill(arena, 1, None, rank=rank)
+        arena.close()
+    known = places(tmp_path / "new", mark(1), {}, agreed(1, Holder("127.0.0.1", there.port, ranks=tuple(ranks))))
+    tracemalloc.start()
+    opened = [Shard(rank, known[rank]) for rank in ranks]
+    for each in opened:
+        assert bytes(each[:1]) == b"\1"
+        each.tail()
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < (CACHED + 1) * SIZE
+    for each in opened:
+        each.close()
 
 
 def test_a_flipped_bit_is_found_and_the_next_place_is_tried(

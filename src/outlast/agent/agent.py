@@ -9,7 +9,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from ipaddress import ip_address
 
@@ -204,7 +204,7 @@ class Agent:
         await self._desk.open()
         linking = asyncio.create_task(self._link.run())
         try:
-            linking.add_done_callback(self._link_ended)
+            linking.add_done_callback(self._task_ended)
             return await self._done
         finally:
             await self._end(linking)
@@ -240,8 +240,8 @@ class Agent:
         if self._node.hosting:
             self.abandon(Over(False, "the coordinator, a process of this node, ended: its last words are above"))
 
-    def _link_ended(self, linking: asyncio.Task[None]) -> None:
-        error = None if linking.cancelled() else linking.exception()
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
         if error is not None and not self._done.done():
             self._done.set_exception(error)
 
@@ -493,12 +493,14 @@ class Agent:
             return
         if self._watch is not None:
             self._watch.rest()
-        self._run(self._stopping(group, generation, grace))
+        # Where it fails nobody would ever hear that the workers are gone, and all would wait for this node.
+        self._run(self._stopping(group, generation, grace), self._task_ended)
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
+    def _run(self, work: Coroutine[None, None, None], *ended: Callable[[asyncio.Task[None]], None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for each in (self._tasks.discard, *ended):
+            task.add_done_callback(each)
 
     async def _stopping(self, group: WorkerGroup, generation: int, grace: float) -> None:
         await group.stop(self._signal, grace)

@@ -193,11 +193,13 @@ class Keeper:
         self._closing = True
         if self._process is not None:
             self._tell(OVER)
+        while self._process is not None:  # one that is killed meanwhile is replaced
             gone = asyncio.ensure_future(self._gone.wait())
             events: set[asyncio.Future[Any]] = {gone} if hurry is None else {gone, hurry}
             await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             gone.cancel()
-            self._end()
+            if hurry is not None and hurry.done():
+                self._end()
         keeper_process.remove(self.arena)  # that of an agent, and a keeper, that were killed before us
         if self._line is not None:
             self._line.listener.close()
@@ -261,7 +263,7 @@ class Keeper:
         how, brief = self._process.wait(), self._loop.time() - self._born < BRIEF
         self._end()
         self._gone.set()
-        if self._closing:
+        if self._closing and how == 0:
             return
         self._brief_lives = self._brief_lives + 1 if brief else 0
         if self._brief_lives >= ATTEMPTS:  # the next word to it is the next attempt
@@ -270,6 +272,8 @@ class Keeper:
             self._give_up(f"it ended with {how}")
         elif self._start():
             log.warning("the keeper ended with %d: started another", how)
+            if self._closing:
+                self._tell(OVER)
 
     def _give_up(self, why: str) -> None:
         """Let nobody wait for what will not be written."""

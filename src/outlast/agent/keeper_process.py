@@ -227,9 +227,13 @@ def relieve(directory: Path) -> None:
 def remove(directory: Path) -> None:
     """Remove an arena: first its name, so that nobody who comes now finds half of it."""
     gone = directory.with_name(f"{directory.name}.{os.getpid()}")
-    with suppress(FileNotFoundError):
+    try:
         directory.rename(gone)
         shutil.rmtree(gone)
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # somebody else's: what the job has done counts all the same
+        log.warning("shared memory of this job may be left: %s", error)
 
 
 def main(directory: Path, key: str, seconds: float, level: str) -> None:

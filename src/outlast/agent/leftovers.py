@@ -29,7 +29,7 @@ def sweep(own: Path, age: float = AGE) -> list[Path]:
     sweep(arena_of(place))
     """
     gone = []
-    ours = re.compile(rf"outlast-{os.getuid()}-([0-9a-f]{{16}})(\.\d+)?")  # with a number: half removed
+    ours = re.compile(rf"outlast-{os.getuid()}-([0-9a-f]{{16}})(\.\d+)*")  # with a number: half removed
     found = [(path, match) for path in sorted(own.parent.iterdir()) if (match := ours.fullmatch(path.name))]
     for path, match in found:
         if path != own and _untouched_for(path) >= age and not _is_used(path, match[1]):

@@ -95,6 +95,7 @@ class Seat:
             log.warning("this node cannot host the coordinator: %s", error)
             if listener is not None:
                 listener.close()
+            self.hosting.kill()  # and what was left for it
             return False
         return True
 

@@ -455,7 +455,7 @@ def replica_files(directory: Path) -> list[Path]:
 def _files(directory: Path, name: str | None = None, *, replicas: bool = False) -> list[tuple[Path, int]]:
     try:
         entries = sorted(directory.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # nothing of ours: see `make_private`
         return []
     pattern = _REPLICA if replicas or (name or "").startswith("r") else _NAME
     matches = [(entry, pattern.fullmatch(entry.name)) for entry in entries]

@@ -113,6 +113,8 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
+        if step < 0:  # its name on disk would be none that is found again
+            raise ValueError(f"step must be 0 or more, not {step}")
         halt = boundaries.reach() if self._group is None else None
         due = durable or self._interval.due(step)
         if not due and halt is None:
@@ -153,7 +155,7 @@ class Checkpointer:
         self._interval.begin_anew()
         if source is not None:
             path = address(source)
-            if problem := self._load(open_checkpoint(path), state):
+            if problem := self._load(open_checkpoint(path, verify=self._share, foreign=True), state):
                 raise ValueError(problem)
             return next((each.step for each in disk.found(path.parent) if each.path == path), 0)
         bad = []
@@ -200,6 +202,11 @@ class Checkpointer:
     @property
     def _rank(self) -> int:
         return dist.get_rank(self._group) if dist.is_available() and dist.is_initialized() else 0
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Which part of a checkpoint's files this rank verifies, and of how many."""
+        return self._rank, dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
 
     # -- saving
 
@@ -388,8 +395,7 @@ class Checkpointer:
     def _try(self, where: Mark | Address, state: Mapping[str, Any]) -> str:
         """Load it, or say in one line what is wrong with it: the same on all ranks."""
         if isinstance(where, Path | Url):
-            world = dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
-            return self._load(open_checkpoint(where, verify=(self._rank, world)), state)
+            return self._load(open_checkpoint(where, verify=self._share), state)
         slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
         mapped = {slot.path: slot for slot in self._arena.slots()} if self._arena is not None else {}
         known = places(self._place, where, slots, self._agreed(), mapped)
@@ -401,16 +407,18 @@ class Checkpointer:
     @paused()
     def _load(self, opening: AbstractContextManager[Source], state: Mapping[str, Any]) -> str:
         """Load it, or say what is damaged. Raises OSError if nothing can be known of it: an older one is not better."""
-        problem, known, source = "", True, None
+        problem, known, source, failed = "", True, None, None
         try:
             source = opening.__enter__()
         except (OSError, Damaged) as error:
             problem, known = str(error), not isinstance(error, Unreachable)
+        except Exception as error:  # noqa: BLE001  (raised below: the other ranks must not wait for this one)
+            problem, known, failed = f"{type(error).__name__}: {error}", False, error
         try:
             said = self._gather((problem, known))
             for problem, known in said:
                 if not known:
-                    raise OSError(problem)
+                    raise OSError(problem) from failed
             problem = next((each for each, _ in said if each), "")
             if source is not None and not problem:
                 load(source, state, self._group)

@@ -178,10 +178,14 @@ class Directory:
     def _written(self, path: Path, data: bytes | memoryview) -> Path:
         """A file beside the one that is meant: two may write the same, on two hosts."""
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        with open(draft, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(draft, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
         return draft
 
 

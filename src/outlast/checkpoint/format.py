@@ -303,8 +303,11 @@ def fill_in(contents: bytes, blanks: bytes, table: bytes) -> bytes:
     if len(blanks) != len(table):
         raise Damaged(f"the tables of all ranks have {len(table)} bytes, and there are {len(blanks)} to fill in")
     text = bytearray(contents)
-    for (at,), (value,) in zip(struct.iter_unpack("<q", blanks), struct.iter_unpack("<q", table), strict=True):
-        struct.pack_into("<q", text, at, value)
+    try:
+        for (at,), (value,) in zip(struct.iter_unpack("<q", blanks), struct.iter_unpack("<q", table), strict=True):
+            struct.pack_into("<q", text, at, value)
+    except struct.error as error:
+        raise Damaged(f"the table of contents cannot be filled in: {error}") from error
     return bytes(text)
 
 

@@ -49,7 +49,7 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
         directory = address(ticket.directory)
         with suppress(OSError):
             disk.clear_drafts(directory, ticket.save)
-            prune(directory, ticket.keep_last)
+            prune(directory, ticket.keep_last, spare=outcome.path)
     return outcome
 
 
@@ -94,10 +94,11 @@ def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
     return Outcome(mark, step, path=str(final or ""))
 
 
-def prune(directory: Address, keep_last: int) -> list[Address]:
+def prune(directory: Address, keep_last: int, *, spare: str = "") -> list[Address]:
     """Remove all but the newest checkpoints; those that are damaged are neither counted nor touched.
 
-    One that is being read stays until the next time.
+    One that is being read stays until the next time. `spare`: one that was just written, by a training that has gone
+    back to an earlier step.
     """
     good = []
     for each in disk.found(directory):
@@ -107,7 +108,7 @@ def prune(directory: Address, keep_last: int) -> list[Address]:
     storage, removed = storage_of(directory), []
     for path in good[max(keep_last, 1) :] if keep_last else []:
         with suppress(OSError):
-            if storage.remove(path.name):
+            if str(path) != spare and storage.remove(path.name):
                 removed.append(path)
     return removed
 

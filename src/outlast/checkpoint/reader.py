@@ -164,20 +164,22 @@ def open_checkpoint(
     path: Address,
     *,
     verify: tuple[int, int] | None = None,
+    foreign: bool = False,
     stream: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Source]:
     """A checkpoint, of ours or of DCP's own; held so that nobody prunes it meanwhile, where that can be done.
 
-    `verify`: read every byte of a share of the files, as one of so many ranks, before. What is not on a disk comes by
-    chunks, each verified if there is a manifest; with `stream` all does, and nothing is kept that was read.
+    `verify`: read every byte of a share of the files, as one of so many ranks, before; which takes a manifest, unless
+    it may be `foreign`, and then is taken as it is. What is not on a disk comes by chunks, each verified if there is a
+    manifest; with `stream` all does, and nothing is kept that was read.
     Raises `Damaged`, OSError.
     """
     storage = storage_of(path.parent)
     with ExitStack() as held:
         sizes = storage.sizes(path.name)
         files: dict[str, disk.File] = {}
-        if disk.MANIFEST in sizes or verify is not None:
+        if disk.MANIFEST in sizes or (verify is not None and not foreign):
             if disk.MANIFEST in sizes:
                 held.enter_context(storage.hold(path.name))
             manifest = disk.read_manifest(path)

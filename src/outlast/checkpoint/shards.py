@@ -37,7 +37,7 @@ from outlast.wire import WireError
 log = logging.getLogger("outlast")
 
 FILE = "agreed"  # in the arena: what the agent tells its workers
-CACHED = 4  # chunks of a shard of another node
+CACHED = 4  # chunks of shards of other nodes
 
 
 class Agreed(msgspec.Struct, frozen=True):
@@ -134,6 +134,7 @@ class Caller:
         self._key, self._tls = key, tls
         self._channel: Channel | None = None
         self._place: tuple[str, int] | None = None
+        self.cache: OrderedDict[tuple[str, int, int], memoryview] = OrderedDict()  # of all shards: they are many
 
     def to(self, host: str, port: int) -> Channel:
         """Raises OSError, `WireError`."""
@@ -154,7 +155,6 @@ class OnAnotherNode:
     def __init__(self, caller: Caller, host: str, port: int, mark: Mark, rank: int) -> None:
         self._caller, self._host, self._port = caller, host, port
         self._where, self._mark, self._rank = f"{host}:{port}", mark, rank
-        self._cache: OrderedDict[int, memoryview] = OrderedDict()
         try:
             channel = caller.to(host, port)
             channel.send(Describe(mark, rank))
@@ -184,16 +184,17 @@ class OnAnotherNode:
         self._caller.hang_up()
 
     def _chunk(self, number: int) -> memoryview:
-        if number in self._cache:
-            self._cache.move_to_end(number)
-            return self._cache[number]
+        cache, key = self._caller.cache, (self._where, self._rank, number)
+        if key in cache:
+            cache.move_to_end(key)
+            return cache[key]
         try:
             data = self._fetch(number)
         except (OSError, WireError, Refused) as error:
             raise Damaged(f"rank {self._rank}'s shard cannot be had from {self._where}: {error}") from error
-        self._cache[number] = data
-        if len(self._cache) > CACHED:
-            self._cache.popitem(last=False)
+        cache[key] = data
+        if len(cache) > CACHED:
+            cache.popitem(last=False)
         return data
 
     def _fetch(self, number: int) -> memoryview:
