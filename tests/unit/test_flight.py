@@ -8,12 +8,18 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from outlast.checkpoint import layout
+from outlast.checkpoint.arena import Slot
+from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.flight import Runway
+from outlast.checkpoint.layout import Layout
 
 
 class Gpu:
@@ -23,6 +29,7 @@ class Gpu:
         self.copied = threading.Event()
         self.capturing = False
         self.held_back = 0
+        self.come_to_rest = Mock()
 
     # what a stream is asked
 
@@ -50,6 +57,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     gpu = Gpu()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: gpu.capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.come_to_rest)
     for name in ("Stream", "Event", "current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **__: gpu)
     yield gpu
@@ -114,6 +122,59 @@ def test_what_was_changed_before_the_step_does_not_count_and_is_not_tried_again(
     assert "that snapshot does not count" in caplog.text
     step(state)
     assert runway.ready(state) == frozenset()
+
+
+@pytest.fixture
+def saving(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """Tensors of the CPU are taken for the GPU's."""
+
+    def fill(self: Layout, slot: Slot, places: Any, values: Any, later: frozenset[int]) -> Any:
+        left = [(p, v) for p, v in zip(places, values, strict=True) if p is not None and v.data_ptr() in later]
+        copied = whole(self, slot, places, values)
+        return left if copied is not None else None
+
+    whole = Layout.fill
+    monkeypatch.setattr(Layout, "fill", fill)
+    monkeypatch.setattr(layout, "Registered", Mock())
+    return gpu
+
+
+def sealed(saver: Checkpointer) -> set[int]:
+    """The steps of the snapshots that are whole."""
+    return {ticket.save.step for _, ticket in saver._tickets()}
+
+
+def test_while_one_is_copied_the_three_before_it_are_whole_for_other_ranks_may_be_behind(
+    saving: Gpu, state: dict[str, Any], tmp_path: Path
+) -> None:
+    saver = Checkpointer(tmp_path / "ck")
+    saving.copied.set()
+    for number in range(1, 8):
+        step(state)
+        saver.save(number, state)
+        saver._land()
+    saving.copied.clear()
+    step(state)
+    saver.save(8, state)
+    assert sealed(saver) >= {5, 6, 7}
+    assert 8 not in sealed(saver)
+    saving.copied.set()
+    saver.close()
+
+
+def test_a_save_that_waits_overwrites_nothing_before_the_gpu_has_made_the_step(
+    saving: Gpu, state: dict[str, Any], tmp_path: Path
+) -> None:
+    saver = Checkpointer(tmp_path / "ck", overlap=False)
+    for number in (1, 2):
+        step(state)
+        saver.save(number, state)
+    there: list[set[int]] = []
+    saving.come_to_rest.side_effect = lambda: there.append(sealed(saver))
+    saver.save(3, state)
+    assert there == [{1, 2}]
+    assert sealed(saver) == {2, 3}
+    saver.close()
 
 
 def test_steps_that_are_captured_in_a_graph_end_it(gpu: Gpu, state: dict[str, Any]) -> None:

@@ -259,12 +259,14 @@ class Arena:
         with self._lock:
             return list(self._slots.values())
 
-    def prepare(self, size: int, count: int = 2) -> None:
-        """Make this many slots in the background, so that no save has to wait for their memory."""
+    def prepare(self, size: int, count: int = 2, more: int = 0) -> None:
+        """Make this many slots in the background, so that no save has to wait for their memory; `more`, if that leaves
+        room for those of other ranks.
+        """
         self._stop_preparing()
         with self._lock:
             self._require(size, count - sum(1 for slot in self._slots.values() if len(slot.data) >= size))
-        self._thread = threading.Thread(target=self._make, args=(size, count), name="outlast-arena", daemon=True)
+        self._thread = threading.Thread(target=self._make, args=(size, count, more), name="outlast-arena", daemon=True)
         self._thread.start()
 
     @contextmanager
@@ -327,12 +329,14 @@ class Arena:
                 slot.unlock()
         return None
 
-    def _make(self, size: int, count: int) -> None:
+    def _make(self, size: int, count: int, more: int) -> None:
         for number in range(self._most):
             with self._lock:  # not for long: a save waits for it
                 fitting = sum(1 for slot in self._slots.values() if len(slot.data) >= size)
-                if number not in self._slots and fitting < count:
+                if number not in self._slots and fitting < count + more:
                     try:
+                        if fitting >= count:
+                            self._require(size, 1 + fitting)
                         self._slots[number] = self._create(number, size)
                     except NoRoom:
                         return  # the save that needs it says so

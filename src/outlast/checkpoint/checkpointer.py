@@ -34,6 +34,8 @@ from outlast.worker.session import session
 
 log = logging.getLogger("outlast")
 
+FORMER = 2  # snapshots before the newest that are spared, where copies go on while training does
+
 # The last collectives, and what they were about. Who lets go of them last is else a thread of the process group's; if
 # the script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts.
 _KEPT: list[Any] = []
@@ -86,6 +88,9 @@ class Checkpointer:
         self._origin = ""
         self._sequence = 0
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
+        # Where copies go on while training does, a rank may be two snapshots behind another, and the newest that both
+        # have is what all go on from: the two before the newest should not be overwritten either.
+        self._former: list[Mark] = []
         self._copied: list[Mark] = []  # nor should the last two that are copied to another node: one is on its way
         self._furnished: dict[int, Furnished] = {}  # by inode of the slot
         # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
@@ -236,7 +241,8 @@ class Checkpointer:
     @paused()
     def _lay_out(self, plan: Plan, values: list[Any]) -> Layout:
         layout = Layout(plan, values)
-        self._memory().prepare(layout.size)
+        flies = self._runway is not None and any(isinstance(each, torch.Tensor) and each.is_cuda for each in values)
+        self._memory().prepare(layout.size, more=FORMER if flies else 0)
         return layout
 
     def _fill(
@@ -244,7 +250,10 @@ class Checkpointer:
     ) -> bool:
         keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
         with ExitStack() as taken:
-            slot = taken.enter_context(self._memory().take(layout.size, keep, self._copied))
+            slot = taken.enter_context(self._memory().take(layout.size, keep, [*self._copied, *self._former]))
+            if not later and torch.cuda.is_initialized():
+                # The host is ahead of the GPU, and of other ranks: when the step is done, all have the one before.
+                torch.cuda.synchronize()
             slot.begin()
             left = layout.fill(slot, self._places(slot, layout), values, later)
             if left is None:
@@ -260,6 +269,8 @@ class Checkpointer:
     def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
         with taken:
             slot.seal(ticket)
+        if self._runway is not None and self._runway.flies and self._newest is not None:
+            self._former = [*self._former, self._newest][-FORMER:]
         self._newest = ticket.mark
         if self._replicated and self._place is not None and arenas.is_copied(ticket, arenas.stride(self._place)):
             self._copied = [*self._copied[-1:], ticket.mark]
@@ -313,7 +324,9 @@ class Checkpointer:
         if self._arena is None:
             if self._place is not None:
                 self._take_place()
-            self._arena = Arena(self._place, self._number, most=MOST + MORE if self._replicated else MOST)
+            flies = self._runway is not None and torch.cuda.is_initialized()
+            most = MOST + (MORE if self._replicated else 0) + (FORMER if flies else 0)
+            self._arena = Arena(self._place, self._number, most=most)
         return self._arena
 
     def _take_place(self) -> None:

@@ -40,6 +40,11 @@ class Runway:
         self._listens = False
         self._grounded = False  # for good
 
+    @property
+    def flies(self) -> bool:
+        """Whether copies go on while training does."""
+        return bool(self._streams) and not self._grounded
+
     def ready(self, state: Mapping[str, Any]) -> frozenset[int]:
         """The addresses of tensors that nothing but a step that we hear of is going to change."""
         optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
