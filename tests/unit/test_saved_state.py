@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from outlast.checkpoint.checkpointer import Checkpointer
+from outlast.checkpoint.layout import Unsavable
 
 
 @pytest.fixture
@@ -135,3 +139,81 @@ def test_an_optimizer_that_needs_a_closure_goes_on(checkpointer: Callable[[], Ch
         trained(state)
         trained(again)
         assert equal(again, state)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (np.float64(0.5), "numpy"),
+        ({"best": [np.arange(3)]}, "numpy"),
+        (deque([1.0]), "collections.deque"),
+        ([nn.Linear(1, 1)], "torch.nn.modules.linear.Linear"),
+        (Path("a"), "pathlib"),
+    ],
+)
+def test_what_could_not_be_restored_is_not_saved(
+    checkpointer: Callable[[], Checkpointer], value: object, name: str
+) -> None:
+    """Else a training would go on for days, and its first failure would be its last."""
+    with pytest.raises(Unsavable, match=rf"x(\.best)? could be saved, but not restored.*{name}"):
+        checkpointer().save(1, {"x": value})
+
+
+def test_a_value_that_becomes_one_that_could_not_be_restored_is_refused_then(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    saver, state = checkpointer(), {"best": 0.0}
+    saver.save(1, state)
+    state["best"] = np.float32(0.5)
+    with pytest.raises(Unsavable, match="best could be saved, but not restored"):
+        saver.save(2, state)
+    state["best"] = 0.5
+    assert saver.save(3, state)
+
+
+def test_tensors_without_values_are_refused(checkpointer: Callable[[], Checkpointer]) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(Unsavable, match=r"model.weight is on the meta device"):
+        checkpointer().save(1, {"model": model})
+
+
+def test_a_schedule_of_several_goes_on_through_its_milestones(checkpointer: Callable[[], Checkpointer]) -> None:
+    """MultiStepLR has a Counter, of which it wants more than a dictionary can do."""
+
+    def made() -> dict[str, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        parts = [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.MultiStepLR(optimizer, [2, 4])]
+        return {"optim": optimizer, "schedule": lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])}
+
+    state, saver = made(), checkpointer()
+    state["optim"].step()
+    state["schedule"].step()
+    saver.save(1, state | {"seen": Counter({3: 1})}, durable=True)
+    saver.wait()
+    again = made() | {"seen": None}
+    assert checkpointer().restore(again) == 1
+    assert type(again["seen"]) is Counter
+    for _ in range(8):
+        for each in (state, again):
+            each["optim"].step()
+            each["schedule"].step()
+        assert state["schedule"].get_last_lr() == again["schedule"].get_last_lr()
+
+
+class Remembers(nn.Linear):  # type: ignore[misc]
+    """With a state beside its tensors which is another object each time."""
+
+    def get_extra_state(self) -> tuple[torch.Tensor, ...]:
+        return (torch.arange(3), torch.ones(2))
+
+    def set_extra_state(self, state: tuple[torch.Tensor, ...]) -> None:
+        self.found = state
+
+
+def test_what_a_model_has_beside_its_tensors_is_saved(checkpointer: Callable[[], Checkpointer]) -> None:
+    saver, model = checkpointer(), Remembers(2, 2)
+    saver.save(1, {"model": Remembers(2, 2)}, durable=True)
+    saver.wait()
+    assert checkpointer().restore({"model": model}) == 1
+    assert torch.equal(model.found[0], torch.arange(3))

@@ -154,9 +154,9 @@ def nest(flat: Mapping[str, Any], paths: Mapping[str, Path]) -> Nested:
 
 
 def _with_own_keys(value: Any) -> Any:
-    if isinstance(value, list):
+    if type(value) is list:
         return [_with_own_keys(each) for each in value]
-    if not isinstance(value, dict):
+    if type(value) is not dict:  # what was saved as one object stays of its kind: a Counter
         return value
     keys = {str(key): key for key in value.get(_KEYS, ())}
     return {keys.get(name, name): _with_own_keys(inner) for name, inner in value.items() if name != _KEYS}
@@ -340,7 +340,10 @@ def _identical(one: Any, other: Any) -> bool:
         return next(pieces) == next(pieces)
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
-    return type(one) is type(other) and bool(one == other)
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except (ValueError, RuntimeError):  # arrays, and tensors in tuples, are not equal or unequal as a whole
+        return False
 
 
 @lru_cache(maxsize=1024)
