@@ -113,6 +113,17 @@ def test_gradients_that_are_there_already_do_not_cost_the_optimizer_its_state(
     assert all(parameter.grad is not None for parameter in again["model"].parameters())
 
 
+def test_an_optimizer_without_the_model_that_it_was_saved_with_is_one_line(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    state, saver = branches(0), checkpointer()
+    train(state, 1)
+    saver.save(1, state, durable=True)
+    saver.wait()
+    with pytest.raises(ValueError, match="give the model as well"):
+        checkpointer().restore({"optim": state["optim"]})
+
+
 def test_an_optimizer_that_needs_a_closure_goes_on(checkpointer: Callable[[], Checkpointer]) -> None:
     def made(seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)

@@ -277,6 +277,8 @@ def _target(stored: Any, live: Any) -> Any:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, part: Nested) -> None:
     if model is None:  # by numbers, which are texts in DCP's names
+        if names := [key for key in part.get("state", {}) if not str(key).isdecimal()]:
+            raise ValueError(f"an optimizer has a state of {names[0]!r}: give the model as well that it was saved with")
         optimizer.load_state_dict(part | {"state": {int(key): value for key, value in part.get("state", {}).items()}})
     elif optimizer.state:
         none: Nested = {parameter: {} for group in part["param_groups"] for parameter in group["params"]}
