@@ -245,6 +245,13 @@ class TestStreams:
         with pytest.raises(ValueError, match="correct lengths"):
             list(loader(data, shuffle=False))
 
+    @pytest.mark.parametrize(("tail", "samples"), [("drop", 7), ("mask", 0)])
+    def test_an_epoch_without_a_batch_is_said(self, tail: str, samples: int) -> None:
+        """Else a script would run through all of its epochs, train nothing, and end well."""
+        data = outlast.ElasticIterable([0], read=lambda _: range(samples))
+        with pytest.raises(ValueError, match="nothing to train in epoch 0"):
+            list(loader(data, tail=tail))
+
     def test_a_checkpoint_of_other_shards_is_refused(self, files: list[Path]) -> None:
         state = loader(outlast.ElasticIterable(files, self.lines)).state_dict()
         with pytest.raises(ValueError, match="shards 7"):

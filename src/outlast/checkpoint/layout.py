@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import re
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ ALIGN = 64
 LARGE = 64 * 1024  # bytes from which on a write is not looked at
 _OBJECT_ROOM = 64  # bytes beside twice its size
 _BLANK = struct.Struct("<q")
+_CLASS = re.compile(rb"c(\S+\n\S+)\n")  # as a pickle of torch's names one
+_loaded: set[bytes] = set()  # classes that were seen to be loaded again
 
 Flat = Mapping[str, Any]
 Paths = Mapping[str, tuple[str | int, ...]]
@@ -157,8 +160,12 @@ def make_plan(flat: Flat, paths: Paths, origin: str = "", group: dist.ProcessGro
     Raises `Unsavable`.
     """
     for key, value in flat.items():
-        if isinstance(value, torch.Tensor) and (value.layout is not torch.strided or value.is_quantized):
-            raise Unsavable(f"{key} is a sparse or quantized tensor, which DCP cannot save: make it a plain one")
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+            raise Unsavable(f"{key} is a sparse, quantized or nested tensor, which DCP does not save: make it plain")
+        if value.is_meta:
+            raise Unsavable(f"{key} is on the meta device and has no values: give it some, or leave it out")
     distributed = dist.is_available() and dist.is_initialized()
     wrapper = _DistWrapper(group, distributed, 0)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -218,7 +225,7 @@ def _local(flat: Flat, item: WriteItem) -> Any:
 
 
 def pickled(value: Any, key: str) -> bytes:
-    """An object as it lies in a shard."""
+    """An object as it lies in a shard. One that `restore` would refuse is refused now, when nothing is lost yet."""
     stream = io.BytesIO()
     try:
         torch.save(value, stream, _use_new_zipfile_serialization=False)
@@ -226,7 +233,19 @@ def pickled(value: Any, key: str) -> bytes:
         raise Unsavable(
             f"{key} cannot be pickled ({type(error).__name__}: {error}): leave it out of the state"
         ) from error
-    return stream.getvalue()
+    text = stream.getvalue()
+    if new := set(_CLASS.findall(text)) - _loaded:
+        try:
+            torch.load(io.BytesIO(text), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            names = ", ".join(sorted(each.decode(errors="replace").replace("\n", ".") for each in new))
+            raise Unsavable(
+                f"{key} could be saved, but not restored: objects that could run code are not loaded ({names}). Give "
+                "numbers, texts, lists or tensors of it, give what has a state_dict a name of its own in the state, or "
+                "allow its class with torch.serialization.add_safe_globals"
+            ) from error
+        _loaded.update(new)
+    return text
 
 
 @dataclass(frozen=True)

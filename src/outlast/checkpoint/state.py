@@ -95,6 +95,8 @@ def _rank_and_world(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 def owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> torch.nn.Module | None:
     """The model in `state` whose parameters an optimizer has."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return None  # it has one state for all of them, which grows, and no step without a closure could make it
     wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for value in state.values():
         if isinstance(value, torch.nn.Module) and wanted <= {id(parameter) for parameter in value.parameters()}:
@@ -152,9 +154,9 @@ def nest(flat: Mapping[str, Any], paths: Mapping[str, Path]) -> Nested:
 
 
 def _with_own_keys(value: Any) -> Any:
-    if isinstance(value, list):
+    if type(value) is list:
         return [_with_own_keys(each) for each in value]
-    if not isinstance(value, dict):
+    if type(value) is not dict:  # what was saved as one object stays of its kind: a Counter
         return value
     keys = {str(key): key for key in value.get(_KEYS, ())}
     return {keys.get(name, name): _with_own_keys(inner) for name, inner in value.items() if name != _KEYS}
@@ -204,16 +206,26 @@ class Targets:
         if isinstance(value, torch.nn.Module):
             self._live(name, dcp.get_model_state_dict(value))
         elif isinstance(value, torch.optim.Optimizer) and (model := owner(value, self._state)) is not None:
-            if any(key.startswith(f"{name}.state.") for key in self._names):
-                with session.no_training():
-                    nested = dcp.get_optimizer_state_dict(model, value)
-                self._live(name, nested)
-            else:  # it had done nothing yet
-                value.state.clear()
-                self._live(name, _optimizer(value, model))
+            self._live(name, self._optimizer(name, value, model))
         else:
             nested = value.state_dict() if isinstance(value, Stateful) else value
             self._stored(name, nested, per_rank=isinstance(value, PerRank))
+
+    def _optimizer(self, name: str, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Nested:
+        """With a state of those parameters that have one in the checkpoint: some may not have been trained yet."""
+        before = f"{name}.state."
+        stored = {key for key in self._names if key.startswith(before)}
+        if not stored:  # it had done nothing yet
+            optimizer.state.clear()
+            return _optimizer(optimizer, model)
+        nested = _with_a_state(optimizer, model)
+        if not stored <= flatten({name: nested})[0].keys():  # of others than those that it has trained here
+            optimizer.state.clear()
+            nested = _with_a_state(optimizer, model)
+        for parameter, own in list(nested["state"].items()):
+            if stored.isdisjoint(flatten({f"{before}{parameter}": own})[0]):
+                del nested["state"][parameter]
+        return nested
 
     def _live(self, name: str, nested: Nested) -> None:
         """What the object has now is what it wants."""
@@ -265,12 +277,32 @@ def _target(stored: Any, live: Any) -> Any:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, part: Nested) -> None:
     if model is None:  # by numbers, which are texts in DCP's names
+        if names := [key for key in part.get("state", {}) if not str(key).isdecimal()]:
+            raise ValueError(f"an optimizer has a state of {names[0]!r}: give the model as well that it was saved with")
         optimizer.load_state_dict(part | {"state": {int(key): value for key, value in part.get("state", {}).items()}})
     elif optimizer.state:
-        dcp.set_optimizer_state_dict(model, optimizer, part)
+        none: Nested = {parameter: {} for group in part["param_groups"] for parameter in group["params"]}
+        dcp.set_optimizer_state_dict(model, optimizer, part | {"state": none | part["state"]})
+        for parameter in [parameter for parameter, own in optimizer.state.items() if not own]:
+            del optimizer.state[parameter]
     else:
         for group, stored in zip(optimizer.param_groups, part["param_groups"], strict=True):
             group.update({key: value for key, value in stored.items() if key != "params"})
+
+
+def _with_a_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Nested:
+    """What torch says of it. If it has no state, torch makes one by a step, but only where nothing has a gradient."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        with session.no_training():
+            nested: Nested = dcp.get_optimizer_state_dict(model, optimizer)
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+    return nested
 
 
 def _model(module: torch.nn.Module) -> Nested:
@@ -310,7 +342,10 @@ def _identical(one: Any, other: Any) -> bool:
         return next(pieces) == next(pieces)
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
-    return type(one) is type(other) and bool(one == other)
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except (ValueError, RuntimeError):  # arrays, and tensors in tuples, are not equal or unequal as a whole
+        return False
 
 
 @lru_cache(maxsize=1024)

@@ -127,6 +127,9 @@ class Stream:
         batches = self._batches(self.data.records(order, at))
         batch = next(batches, None)
         if batch is None:
+            if at == 0:
+                few = f"fewer samples than a batch, {self.plan.global_batch}" if self.tail == "drop" else "no samples"
+                raise ValueError(f"there is nothing to train in epoch {start.epoch}: its shards have {few}")
             self.position = Position(start.epoch + 1)  # nothing is left of this epoch, so no batch can lead to the next
         while batch is not None:
             own, filler, samples = batch

@@ -46,6 +46,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
         self._checkpointer = checkpointer
         self._durable_every = durable_every
         self._trainer: Any = None
+        self._on_disk = 0  # the newest step that was
         self._log: tuple[int, str] = (-1, "[]")
 
     def train(self, trainer: Any, **options: Any) -> Any:
@@ -54,7 +55,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
             raise ValueError("give it to the Trainer, too: Trainer(..., callbacks=[checkpoints])")
         self._trainer = trainer
         known: dict[str, Any] = {"trainer": None}
-        step = self._checkpointer.restore(known)
+        step = self._on_disk = self._checkpointer.restore(known)
         if step == 0:
             return trainer.train(**options)
         with tempfile.TemporaryDirectory(prefix="outlast-") as directory:
@@ -67,10 +68,17 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
             raise ValueError("start the training with checkpoints.train(trainer), not with trainer.train()")
         durable = self._durable_every > 0 and state.global_step % self._durable_every == 0
         last = state.global_step >= state.max_steps
-        self._checkpointer.save(state.global_step, self._state, durable=durable or last)
+        self._save(state.global_step, durable=durable or last)
 
-    def on_train_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if self._on_disk != state.global_step:  # it was stopped early
+            self._save(state.global_step, durable=True)
         self._checkpointer.wait()
+
+    def _save(self, step: int, *, durable: bool) -> None:
+        self._checkpointer.save(step, self._state, durable=durable)
+        if durable:
+            self._on_disk = step
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -116,6 +124,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
         missing = [name for name in _LOADS if not hasattr(trainer, name)]
         if missing:
             raise ValueError(f"this version of transformers is not known here: its Trainer has no {missing[0]}")
+        if 0 < trainer.args.max_steps <= step and hasattr(trainer, "_run_epoch"):
+            given["_run_epoch"] = nothing  # all is trained, and the Trainer looks at that only after one step more
         for name, function in given.items():
             setattr(trainer, name, function)
         try:

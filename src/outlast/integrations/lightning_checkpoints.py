@@ -13,6 +13,7 @@ For one device and DDP; strategies that shard the state have checkpoints of thei
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
         self._durable_every = durable_every
         self._saved = self._on_disk = 0  # the newest step that was
         self._numbers: dict[str, Any] | None = None  # to go on with, of this rank
+        self._epoch_ended = self._loaders_ended = False  # with the step that was restored
 
     def setup(self, trainer: Any, _module: Any, stage: str) -> None:
         if stage != "fit":
@@ -41,12 +43,15 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
             kind = type(trainer.strategy).__name__
             raise ValueError(f"{kind} is not known to Outlast's checkpoints: use Lightning's, or another strategy")
         state: dict[str, Any] = {"lightning": None, "ranks": None}
-        self._saved = self._checkpointer.restore(state)
+        self._saved = self._on_disk = self._checkpointer.restore(state)
         if self._saved == 0:
             return
         mine = state["ranks"].get(str(trainer.global_rank), {})  # nothing, if there are more ranks than there were
         self._numbers = mine.get("random")
         loaded = state["lightning"] | {"loops": mine.get("loops", state["ranks"]["0"]["loops"])}
+        loop = loaded["loops"]["fit_loop"]
+        self._epoch_ended = loop["epoch_loop.batch_progress"]["is_last_batch"]
+        self._loaders_ended = self._epoch_ended and bool(loop["state_dict"].get("combined_loader"))
         for optimizer in loaded["optimizer_states"]:
             optimizer["state"] = {int(key): value for key, value in optimizer["state"].items()}
         connector = trainer._checkpoint_connector
@@ -58,9 +63,12 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
 
         connector.resume_start = resume_start
 
-    def on_train_start(self, _trainer: Any, _module: Any) -> None:
+    def on_train_start(self, trainer: Any, _module: Any) -> None:
         if self._numbers is not None:
             set_random_numbers(self._numbers)
+        if self._epoch_ended:
+            self._begin_epoch(trainer.fit_loop)
+            self._epoch_ended = False
 
     def on_train_batch_start(self, _trainer: Any, _module: Any, _batch: Any, index: int) -> None:
         if self._numbers is not None and index > 0:  # a loader that begins in its middle has used some
@@ -78,6 +86,16 @@ class Checkpoints(callback_class()):  # type: ignore[misc]
         if self._on_disk != trainer.global_step:
             self._save(trainer, durable=True)
         self._checkpointer.wait()
+
+    def _begin_epoch(self, loop: Any) -> None:
+        """Lightning has closed the epoch that was at its end, but goes on as if in its middle: with the loaders where
+        they were, at their end, and without counting the next epoch.
+        """
+        with suppress(StopIteration):
+            while self._loaders_ended and loop.epoch_loop.restarted_on_train_batch_end:
+                next(loop._data_fetcher)
+        iter(loop._data_fetcher)
+        loop.reset_restart_stage()
 
     def _save(self, trainer: Any, durable: bool) -> None:
         self._checkpointer.save(trainer.global_step, partial(self._state, trainer), durable=durable)
