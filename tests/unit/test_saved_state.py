@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+import outlast
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.layout import Unsavable
 
@@ -111,6 +112,48 @@ def test_gradients_that_are_there_already_do_not_cost_the_optimizer_its_state(
     assert checkpointer().restore(again) == 1
     assert equal(again, state)
     assert all(parameter.grad is not None for parameter in again["model"].parameters())
+
+
+def test_what_is_frozen_when_it_is_restored_gets_its_state_for_when_it_is_not(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    """A script that trains some layers later freezes them when it starts, also when it starts again."""
+    state, saver = branches(0), checkpointer()
+    train(state, 1, both=True)
+    saver.save(1, state, durable=True)
+    saver.wait()
+    again = branches(5)
+    again["model"].first.requires_grad_(False)
+    assert checkpointer().restore(again) == 1
+    assert not again["model"].first.weight.requires_grad
+    again["model"].first.requires_grad_(True)
+    for each in (state, again):
+        train(each, 2, both=True)
+    assert equal(again, state)
+
+
+class Counts(torch.optim.SGD):  # type: ignore[misc]
+    """With a state that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_a_state_of_an_optimizer_that_has_no_name_is_refused(checkpointer: Callable[[], Checkpointer]) -> None:
+    state = branches(0)
+    state["optim"] = Counts(state["model"].parameters(), momentum=0.9)
+    train(state, 1)
+    with pytest.raises(ValueError, match=r"optim has a state, 'steps', that belongs to none.*outlast.PerRank\(optim\)"):
+        checkpointer().save(1, state)
+    saver, wrapped = checkpointer(), outlast.PerRank(state["optim"])
+    saver.save(1, {"model": state["model"], "optim": wrapped}, durable=True)
+    saver.wait()
+    again = branches(5)
+    again["optim"] = Counts(again["model"].parameters(), momentum=0.9)
+    assert checkpointer().restore({"model": again["model"], "optim": outlast.PerRank(again["optim"])}) == 1
+    assert again["optim"].state["steps"] == 1
+    assert equal(again, state)
 
 
 def test_an_optimizer_without_the_model_that_it_was_saved_with_is_one_line(

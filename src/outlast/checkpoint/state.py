@@ -8,7 +8,8 @@ only as long as it was seen to give the very same keys and the very same memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
@@ -67,6 +68,11 @@ class Sources:
             model = owner(value, state)
             if model is None:
                 return value.state_dict()
+            if verify and (others := [key for key in value.state if not isinstance(key, torch.Tensor)]):
+                raise ValueError(
+                    f"{name} has a state, {others[0]!r}, that belongs to none of its parameters, and DCP has no name "
+                    f"for such: keep it in the optimizer's param_groups, or wrap it, outlast.PerRank({name})"
+                )
             # Of an optimizer that has done nothing yet, DCP's function would make a state, by a step.
             if not value.state or (not verify and name in self._quick):
                 return _optimizer(value, model)
@@ -282,7 +288,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
         optimizer.load_state_dict(part | {"state": {int(key): value for key, value in part.get("state", {}).items()}})
     elif optimizer.state:
         none: Nested = {parameter: {} for group in part["param_groups"] for parameter in group["params"]}
-        dcp.set_optimizer_state_dict(model, optimizer, part | {"state": none | part["state"]})
+        with _none_frozen(optimizer):
+            dcp.set_optimizer_state_dict(model, optimizer, part | {"state": none | part["state"]})
         for parameter in [parameter for parameter, own in optimizer.state.items() if not own]:
             del optimizer.state[parameter]
     else:
@@ -297,12 +304,26 @@ def _with_a_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> N
     try:
         for parameter in parameters:
             parameter.grad = None
-        with session.no_training():
+        with session.no_training(), _none_frozen(optimizer):
             nested: Nested = dcp.get_optimizer_state_dict(model, optimizer)
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
     return nested
+
+
+@contextmanager
+def _none_frozen(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Torch makes and loads a state of what is trained now: what was trained before, or will be again, has one, too."""
+    frozen = [each for group in optimizer.param_groups for each in group["params"] if not each.requires_grad]
+    frozen = [each for each in frozen if each.is_floating_point() or each.is_complex()]
+    try:
+        for each in frozen:
+            each.requires_grad_(True)
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)
 
 
 def _model(module: torch.nn.Module) -> Nested:
