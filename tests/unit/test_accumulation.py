@@ -61,6 +61,23 @@ def test_micro_batches_make_no_difference(micro_batch: int) -> None:
     assert pieces[2].last_epoch == whole[2].last_epoch == 4
 
 
+def test_a_loop_that_is_left_between_two_steps_can_be_begun_anew() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    loader = ElasticLoader(INPUTS, global_batch=BATCH, micro_batch=3, rank=0, world_size=1)
+    accumulation = Accumulation(model, optimizer, loader.plan, scheduler=scheduler)
+    for left_at in (4, 100):
+        accumulation.begin_anew()
+        for number, (batch, weights) in enumerate(loader, 1):
+            with accumulation:
+                (model(batch).square()[:, 0] * weights).sum().backward()
+            if number == left_at:  # in the middle of the second global batch
+                break
+    assert accumulation.steps == 4
+    torch.testing.assert_close(model.weight, trained(None)[0].weight)
+
+
 def test_gradients_are_exchanged_with_the_last_micro_batch_only() -> None:
     model, _, _ = trained(3)
     assert model.exchanges == [False, False, True] * 4
