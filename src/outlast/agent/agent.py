@@ -404,10 +404,10 @@ class Agent:
             self._zygote.close()
             self._zygote = warm(launch, self._settings)
         self._checker.drop()
-        if assignment.group_rank == 0:
-            self._take_port()
         ranks = range(launch.nproc)
         try:
+            if assignment.group_rank == 0:
+                self._take_port()
             self._watch = watch = self._watching()
             hook, arena = self._settings.step_hook, str(self._keeper.arena)
             partner = self._keeper.begin(assignment.generation, self._address(), keeping)
@@ -463,6 +463,7 @@ class Agent:
 
     def _not_started(self, assignment: Assignment, why: str) -> None:
         self._inquest.begin(assignment)
+        why = why.encode(errors="replace").decode()  # a path in it may be no text
         failure = self._inquest.failure(local_rank=0, pid=0, exit_code=NOT_STARTED, written=False)
         self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=why))))
         self._feed(Cleared(assignment.generation))
