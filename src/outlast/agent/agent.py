@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 
@@ -328,7 +329,8 @@ class Agent:
         elif isinstance(command, Examine):
             # The store of the group is this node's, at the port that was promised: the next one gets another.
             if self._checker.begin(command.probe) and command.probe.first_rank == 0:
-                self._take_port()
+                with suppress(OSError):  # none is free: the next one gets the same
+                    self._take_port()
         elif isinstance(command, Show):
             self._link.send(command.seen)
         elif isinstance(command, Blame):
