@@ -56,6 +56,8 @@ def running(process: Process) -> Iterator[Process]:
         ([], 2, "no script"),
         (["no-such-script.py"], 1, "no-such-script.py"),
         (["--nnodes=3:2", EXITS], 1, "--nnodes=2:3"),
+        (["--local-addr=no host", EXITS], 1, "--local-addr"),
+        (["--rdzv-endpoint=a..b:29400", "--nnodes=2", EXITS], 1, "--rdzv-endpoint"),
         (["--ft-typo=1", EXITS], 2, "--ft-typo"),
         (["--ft-last-coll=1", EXITS], 2, "--ft-last-call"),
         (["--no-python", EXITS], 1, "chmod +x"),
