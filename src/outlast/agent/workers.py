@@ -122,7 +122,7 @@ class WorkerGroup:
             environments = [{**environment, _MARK: group._mark} for environment in environments]
             pids = fork(commands, environments, streams) if fork is not None else None
             if pids is not None:
-                group._workers += [Worker(local_rank, pid, pidfd_open(pid)) for local_rank, pid in enumerate(pids)]
+                group._take_over(pids)
             else:
                 started = enumerate(zip(commands, map(cold, environments), streams, strict=True))
                 group._workers += (_spawn(local_rank, *birth, pass_fds) for local_rank, birth in started)
@@ -253,6 +253,16 @@ class WorkerGroup:
         mark = f"{_MARK}={self._mark}".encode()
         return [pid for pid in _children() if pid not in mine and _descends(pid, mine, mark)]
 
+    def _take_over(self, pids: Sequence[int]) -> None:
+        """Watch processes that were forked for us; those that cannot be watched do not live on."""
+        try:
+            self._workers += (Worker(local_rank, pid, pidfd_open(pid)) for local_rank, pid in enumerate(pids))
+        except OSError as error:
+            for pid in pids[len(self._workers) :]:
+                os.kill(pid, signal.SIGKILL)  # our child, so the pid is its own
+                os.waitpid(pid, 0)
+            raise WorkersNotStarted(_unwatched(error)) from error
+
     def _undo_start(self) -> None:
         for worker in self._workers:
             worker.kill_group(signal.SIGKILL)
@@ -287,9 +297,7 @@ def _spawn(
     except OSError as error:
         process.kill()
         process.wait()
-        raise WorkersNotStarted(
-            f"cannot watch a worker: {error.strerror}; Outlast needs Linux 5.3 or newer, and free file descriptors"
-        ) from error
+        raise WorkersNotStarted(_unwatched(error)) from error
     process.returncode = 0  # it is ours to wait for, not subprocess's
     return Worker(local_rank, process.pid, pidfd)
 
@@ -348,6 +356,10 @@ def _why_not(program: str, error: OSError) -> str:
         case _:
             hint = "see the worker command"
     return f"cannot start {program!r}: {error.strerror}; {hint}"
+
+
+def _unwatched(error: OSError) -> str:
+    return f"cannot watch a worker: {error.strerror}; Outlast needs Linux 5.3 or newer, and free file descriptors"
 
 
 def _exit_code(pid: int) -> int:
