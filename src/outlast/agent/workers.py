@@ -404,7 +404,7 @@ def _children() -> list[int]:
 def _parent(pid: int) -> int:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
     return int(stat.rpartition(")")[2].split()[1])
 
