@@ -437,10 +437,10 @@ class Agent:
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
-            self._group = None
+            group, self._group = self._group, None
             self._unwatch()
             self._guard.watch(())
-            self._loop.call_soon(self._not_started, assignment, str(error))
+            self._run(self._not_started(assignment, str(error), group))
             return
         last = assignment.first_rank + launch.nproc - 1
         shown = f"rank {last}" if launch.nproc == 1 else f"ranks {assignment.first_rank} to {last}"
@@ -463,7 +463,9 @@ class Agent:
             commands, environments, streams, on_exit, fork=zygote.fork, cold=zygote.cold, pass_fds=[zygote.news]
         )
 
-    def _not_started(self, assignment: Assignment, why: str) -> None:
+    async def _not_started(self, assignment: Assignment, why: str, group: WorkerGroup | None) -> None:
+        if group is not None:  # they live, and cannot be watched
+            await group.stop(signal.SIGKILL, 0)
         self._inquest.begin(assignment)
         why = why.encode(errors="replace").decode()  # a path in it may be no text
         failure = self._inquest.failure(local_rank=0, pid=0, exit_code=NOT_STARTED, written=False)
@@ -472,6 +474,8 @@ class Agent:
 
     def _exited(self, generation: int, local_rank: int, pid: int, exit_code: int) -> None:
         assert self._assignment is not None
+        if self._group is None:
+            return  # it counts as not started
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         if exit_code == 0:
