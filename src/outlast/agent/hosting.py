@@ -42,6 +42,8 @@ def listen(endpoint: Endpoint, host: bool | None) -> socket.socket | None:
         return None
     addresses = _resolve(endpoint)
     everywhere = (socket.AF_INET, ("0.0.0.0", endpoint.port))
+    if addresses and all(family == socket.AF_INET6 for family, _ in addresses):
+        everywhere = (socket.AF_INET6, ("::", endpoint.port))  # the others come that way, too
     if not endpoint.loopback and any(ip_address(a.partition("%")[0]).is_loopback for _, (a, _) in addresses):
         addresses = [everywhere]  # our own name: it leads the others to another address than it leads us to
     elif not endpoint.loopback and host:
