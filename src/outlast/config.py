@@ -469,6 +469,8 @@ def ports(text: str) -> range:
     first, last = int(low), int(high or low)
     if not 1 <= first <= last <= 65535:
         raise ValueError(f"must be ports from 1 to 65535, the lower one first, not {text!r}")
+    if first == last:
+        raise ValueError(f"must be two ports or more, for each generation has another than the last, not {text!r}")
     return range(first, last + 1)
 
 

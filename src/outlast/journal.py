@@ -6,10 +6,12 @@ record. (A database would have to be whole to be read at all, and does not notic
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -108,7 +110,8 @@ def recall(path: Path) -> Memory | None:
                 memory = record.memory
     except Damaged as damaged:
         log.warning("the journal %s is %s: the nodes will say what is missing", path, damaged)
-        os.truncate(path, damaged.good)
+        with suppress(OSError):  # on a disk that can only be read: then nothing is written behind it either
+            os.truncate(path, damaged.good)
     return memory
 
 
@@ -149,7 +152,11 @@ class Journal:
             self._begin_again()
         self._write([Remembered(memory)])
         if memory.outcome is not None and self._file is not None:
-            os.fdatasync(self._file)
+            try:
+                os.fdatasync(self._file)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # what is no file, as /dev/null, has no disk
+                    self._give_up(error)
 
     def flush(self) -> None:
         """Write what has happened."""
@@ -176,7 +183,8 @@ class Journal:
 
     def _begin_again(self) -> None:
         if self._file is not None:
-            os.ftruncate(self._file, 0)
+            with suppress(OSError):  # what is no file, as /dev/null, cannot grow too large
+                os.ftruncate(self._file, 0)
             self._size = 0
             self._pending = []
             self._write([Cut()])

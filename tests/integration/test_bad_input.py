@@ -56,6 +56,8 @@ def running(process: Process) -> Iterator[Process]:
         ([], 2, "no script"),
         (["no-such-script.py"], 1, "no-such-script.py"),
         (["--nnodes=3:2", EXITS], 1, "--nnodes=2:3"),
+        (["--local-addr=no host", EXITS], 1, "--local-addr"),
+        (["--rdzv-endpoint=a..b:29400", "--nnodes=2", EXITS], 1, "--rdzv-endpoint"),
         (["--ft-typo=1", EXITS], 2, "--ft-typo"),
         (["--ft-last-coll=1", EXITS], 2, "--ft-last-call"),
         (["--no-python", EXITS], 1, "chmod +x"),
@@ -218,6 +220,21 @@ def test_a_static_job_whose_master_port_is_taken_says_so() -> None:
 
 
 # -- logs
+
+
+def test_a_range_without_a_port_for_the_next_store_fails_the_job_in_words() -> None:
+    first = free_port()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other_agent:
+        other_agent.bind(f"\0outlast-store-port-{first + 1}")
+        with outlast("run", f"--ft-store-ports={first}-{first + 1}", EXITS) as process:
+            assert process.wait() == 1, process.output
+    assert f"no free port for the store in store_ports {first}-{first + 1}: widen the range" in process.output
+
+
+def test_a_failure_in_a_directory_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
+    with outlast("run", f"--log-dir={tmp_path}/\udcff", "--redirects=3", EXITS, "3") as process:
+        assert process.wait() == 1, process.output
+    assert "exitcode  : 3" in process.output
 
 
 @pytest.fixture

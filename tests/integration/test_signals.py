@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import socket
 from collections.abc import Sequence
 
 import pytest
@@ -187,3 +188,16 @@ def test_a_node_that_looks_for_its_coordinator_can_be_ended() -> None:
             assert process.wait() == 1
             assert len(errors(process)) == 1
             assert_all_end(process)
+
+
+def test_a_node_that_is_ended_while_it_starts_says_so() -> None:
+    env = {"OUTLAST_TOKEN": "a secret of sixteen characters or more"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it looks there for a coordinator, before it hosts one
+        places = f"127.0.0.1:{free_port()},127.0.0.1:{silent.getsockname()[1]}"
+        with job(f"--rdzv-endpoint={places}", "--rdzv-backend=c10d", env=env) as process:
+            looks, _ = silent.accept()
+            with looks:
+                process.signal(signal.SIGTERM)
+                assert process.wait() == 1, process.output
+            assert_all_end(process)
+    assert "ended by SIGTERM before this node had joined the job" in errors(process)[0]

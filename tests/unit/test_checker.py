@@ -76,6 +76,18 @@ def test_a_process_that_is_killed_is_this_node_s_own_fault(made_up: pytest.Monke
     assert not found.certain
 
 
+def test_what_libraries_print_takes_nothing_away(made_up: pytest.MonkeyPatch) -> None:
+    made_up.setenv("MADE_UP_MOOD", "prints")
+    found = examine(alone())
+    assert (found.alone, set(found.figures)) == ("", {"compute", "memory"})
+
+
+@pytest.mark.usefixtures("made_up")
+def test_what_cannot_be_started_is_found_at_once(tmp_path: Path) -> None:
+    found = examine(alone(), check_path=f"{tmp_path}/\udcff")  # a name that is no text
+    assert found.alone.startswith("its check cannot be started: ")
+
+
 def test_a_device_that_is_ill_by_its_own_word_is_faulty_for_certain(made_up: pytest.MonkeyPatch) -> None:
     made_up.setenv("MADE_UP_MOOD", "ill")
     found = examine(alone())

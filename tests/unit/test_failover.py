@@ -154,6 +154,20 @@ def test_one_that_does_not_is_reported_and_the_default_stands(
     assert "what would be done without it is done" in caplog.text
 
 
+def test_nobody_waits_for_one_that_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "ext.py").write_text(MODULE)
+
+    async def ask() -> FailoverStrategy | None:
+        extension = Extension("ext::Slow", beside=str(tmp_path), limit=600.0)
+        await extension.start()
+        asking = asyncio.ensure_future(extension.ask(INFO))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(extension.close)
+        return await asyncio.wait_for(asking, 60.0)
+
+    assert asyncio.run(ask()) is None
+
+
 @pytest.mark.parametrize(
     ("reference", "says"),
     [

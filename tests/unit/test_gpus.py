@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_each_gpu_has_a_line_and_each_fault_another() -> None:
         "GPU 0 (Tesla X) is faulty: rows wait to be remapped: it has to be reset",
         "GPU 1: it cannot be reached (GPU is lost)",
     )
+
+
+@pytest.mark.usefixtures("library")
+def test_what_lies_in_the_current_directory_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pynvml.py").write_text("raise SystemExit")
+    monkeypatch.chdir(project)
+    assert len(asyncio.run(gpus.states(60))) == 3
+
+
+@pytest.mark.usefixtures("library")
+def test_where_nothing_can_be_started_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert asyncio.run(gpus.states(60)) == ("the GPUs cannot be asked: No such file or directory",)
 
 
 @pytest.mark.usefixtures("library")

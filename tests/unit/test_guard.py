@@ -340,3 +340,25 @@ def test_the_guard_is_in_a_session_of_its_own_and_no_orphan_of_a_worker() -> Non
         assert alive(node.guard.pid)
 
     with_node(body)
+
+
+HIDDEN = """
+import os, signal
+from outlast.agent import guard_process, workers
+os.setresuid(12345, 12345, 12345)
+child = os.fork()
+if child == 0:
+    signal.pause()
+try:
+    assert guard_process.members({os.getsid(0)}) >= {os.getpid(), child}
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    assert [pid for pid in pids if workers._parent(pid) == os.getpid()] == [child]
+finally:
+    os.kill(child, signal.SIGKILL)
+"""
+
+
+def test_where_processes_of_others_are_hidden_ours_are_found() -> None:
+    mounted = 'mount -t proc -o hidepid=1 proc /proc && exec "$@"'
+    command = ["unshare", "--mount", "--propagation=private", "sh", "-c", mounted, "sh", sys.executable, "-c", HIDDEN]
+    subprocess.run(command, check=True, timeout=60, start_new_session=True)

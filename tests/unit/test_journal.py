@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -139,3 +140,24 @@ def test_the_outcome_is_remembered(path: Path) -> None:
     found = recall(path)
     assert found is not None
     assert found.outcome == Over(False, "no node is left", term=4)
+
+
+def test_what_is_no_file_keeps_no_job_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "MOST_BYTES", 100)  # it cannot be cut either
+    journal = Journal(Path(os.devnull), fresh=True)
+    journal.began(Began(0.5, RULES, Term(1, "a-1"), "r", None))
+    journal.remember(memory(1, Over(True, "every worker finished")))
+    journal.close()
+
+
+def test_a_disk_that_fails_at_the_end_keeps_no_job_from_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    journal = Journal(path, fresh=False)
+    journal.remember(memory(3, Over(True, "every worker finished")))
+    journal.close()
+    assert "cannot be written (Input/output error): the job goes on without it" in caplog.text

@@ -20,6 +20,8 @@ ALLOWED = {
     "launch": set(),
     "wire": set(),
     "clock": set(),
+    "console": set(),
+    "log": {"console"},
     "board": set(),
     "diagnosis": {"board"},
     "signatures": {"diagnosis"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -10,10 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outlast.agent.judge import Judge
 from outlast.agent.kernel import KernelLog, oom_kills
+from outlast.agent.summary import read_failure
 from outlast.agent.witness import TAIL_BYTES, TAIL_LINES, Witness, tail, timed
 from outlast.agent.workers import Streams
 from outlast.board import WORDS_SIZE, Board, LastWords, Slot
@@ -132,6 +135,21 @@ def test_the_error_file_tells_the_exception_where_the_board_does_not(tmp_path: P
     witness.close()
     assert (seen.exception, seen.message, seen.log) == ("torch.OutOfMemoryError", "CUDA", ("last line",))
     assert witness.log_of(0) == str(log)
+
+
+def test_a_failure_over_a_name_that_is_no_text_can_be_sent(tmp_path: Path) -> None:
+    log = f"{tmp_path}/\udcff.log"  # as Python has a path with the byte 0xff
+    error_file = Path(f"{tmp_path}/\udcff.json")
+    error_file.write_text(json.dumps({"message": {"message": "FileNotFoundError: no '\udcff.jpg'", "extraInfo": {}}}))
+    known = read_failure(str(error_file), node="a", host="h", rank=0, local_rank=0, pid=1, exit_code=1, at=time.time())
+    witness = Witness()
+    witness.begin([Streams(None, None, str(error_file), (log,))])
+    seen = witness.evidence(known, LastWords(time.time(), "E", "\udcff", "in \udcff.py"), None)
+    by_file = witness.evidence(known, None, None)
+    witness.close()
+    for evidence in (seen, by_file):
+        for first in (True, False):
+            msgspec.msgpack.encode(Judge("").judged(known, evidence, log=witness.log_of(0), first=first))
 
 
 def test_of_workers_that_could_not_be_started_the_reason_is_known() -> None:

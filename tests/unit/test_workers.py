@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import errno
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -436,3 +437,32 @@ def test_when_the_agent_is_killed_its_workers_die_with_it() -> None:
     for pidfd in pidfds:
         assert select.select([pidfd], [], [], max(deadline - time.monotonic(), 0))[0], "a worker outlived its agent"
         os.close(pidfd)
+
+
+def test_forked_workers_that_cannot_be_watched_do_not_live_on() -> None:
+    children: list[subprocess.Popen[bytes]] = []
+    taken: list[int] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def fork(*_: object) -> list[int]:
+        children.extend(subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(3))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        os.close(taken.pop())  # one is left, for the first
+        return [child.pid for child in children]
+
+    async def start() -> None:
+        WorkerGroup.start([("x",)] * 3, [{}] * 3, [Streams(None, None, "")] * 3, lambda *_: None, fork=fork)
+
+    try:
+        with pytest.raises(WorkersNotStarted, match="free file descriptors"):
+            asyncio.run(start())
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for child in children:
+        child.returncode = 0  # waited for by the group
+        assert not psutil.pid_exists(child.pid)

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address
 
@@ -328,7 +329,8 @@ class Agent:
         elif isinstance(command, Examine):
             # The store of the group is this node's, at the port that was promised: the next one gets another.
             if self._checker.begin(command.probe) and command.probe.first_rank == 0:
-                self._take_port()
+                with suppress(OSError):  # none is free: the next one gets the same
+                    self._take_port()
         elif isinstance(command, Show):
             self._link.send(command.seen)
         elif isinstance(command, Blame):
@@ -404,10 +406,10 @@ class Agent:
             self._zygote.close()
             self._zygote = warm(launch, self._settings)
         self._checker.drop()
-        if assignment.group_rank == 0:
-            self._take_port()
-        ranks, group = range(launch.nproc), None
+        ranks = range(launch.nproc)
         try:
+            if assignment.group_rank == 0:
+                self._take_port()
             self._watch = watch = self._watching()
             hook, arena = self._settings.step_hook, str(self._keeper.arena)
             partner = self._keeper.begin(assignment.generation, self._address(), keeping)
@@ -435,12 +437,10 @@ class Agent:
             watch.begin()
         except (OSError, ValueError) as error:
             log.error("%s", error)
-            if group is not None:
-                group.undo_start()
-            self._group = None
+            started, self._group = self._group, None
             self._unwatch()
             self._guard.watch(())
-            self._loop.call_soon(self._not_started, assignment, str(error))
+            self._run(self._not_started(assignment, str(error), started), self._task_ended)
             return
         last = assignment.first_rank + launch.nproc - 1
         shown = f"rank {last}" if launch.nproc == 1 else f"ranks {assignment.first_rank} to {last}"
@@ -463,14 +463,19 @@ class Agent:
             commands, environments, streams, on_exit, fork=zygote.fork, cold=zygote.cold, pass_fds=[zygote.news]
         )
 
-    def _not_started(self, assignment: Assignment, why: str) -> None:
+    async def _not_started(self, assignment: Assignment, why: str, group: WorkerGroup | None) -> None:
+        if group is not None:  # they live, and cannot be watched
+            await group.stop(signal.SIGKILL, 0)
         self._inquest.begin(assignment)
+        why = why.encode(errors="replace").decode()  # a path in it may be no text
         failure = self._inquest.failure(local_rank=0, pid=0, exit_code=NOT_STARTED, written=False)
         self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=why))))
         self._feed(Cleared(assignment.generation))
 
     def _exited(self, generation: int, local_rank: int, pid: int, exit_code: int) -> None:
         assert self._assignment is not None
+        if self._group is None:
+            return  # it counts as not started
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         if exit_code == 0:

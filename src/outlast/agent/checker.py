@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -149,7 +150,7 @@ class Trial:
             return None
         try:
             self._start(zygote)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return self._findings(f"its check cannot be started: {error}")
         return self._findings() if await self._over else None
 
@@ -181,17 +182,22 @@ class Trial:
     def _start(self, zygote: Zygote | None) -> None:
         self._place = tempfile.mkdtemp(prefix="outlast-check-")
         ranks = range(self._launch.nproc)
-        streams = []
-        for rank in ranks:
-            reading, writing = os.pipe()
-            os.set_blocking(reading, False)
-            self._pipes.append(reading)
-            self._loop.add_reader(reading, self._hear, rank, reading)
-            streams.append(Streams(writing, writing, error_file=""))
-            self._arm(self._processes[rank], START, "to begin")
+        environments = [self._environment(rank) for rank in ranks]
+        streams: list[Streams] = []
+        try:
+            for rank in ranks:
+                reading, writing = os.pipe()
+                os.set_blocking(reading, False)
+                self._pipes.append(reading)
+                self._loop.add_reader(reading, self._hear, rank, reading)
+                streams.append(Streams(writing, writing, error_file=""))
+                self._arm(self._processes[rank], START, "to begin")
+        except OSError:
+            for ends in streams:
+                ends.close()
+            raise
         fork = partial(zygote.fork, errand=ERRAND) if zygote is not None else None
         command = (sys.executable, "-u", "-c", PROGRAM)
-        environments = [self._environment(rank) for rank in ranks]
         self.group = WorkerGroup.start([command] * len(ranks), environments, streams, self._exited, fork=fork)
 
     def _environment(self, local_rank: int) -> dict[str, str]:
@@ -233,10 +239,13 @@ class Trial:
             return
         *lines, process.unread = (process.unread + data).split(b"\n")
         for line in lines:
-            if line.startswith(MARK):
-                self._said(process, _decoder.decode(line[len(MARK) :]))
-            elif line.strip():
-                process.noise = [*process.noise[1 - NOISE :], line.decode(errors="replace")[:300]]
+            # A library may have printed half a line before it.
+            noise, _, word = line.partition(MARK)
+            if noise.strip():
+                process.noise = [*process.noise[1 - NOISE :], noise.decode(errors="replace")[:300]]
+            if word:
+                with suppress(msgspec.DecodeError):  # no word of ours
+                    self._said(process, _decoder.decode(word))
 
     def _said(self, process: Process, word: Word) -> None:
         for name, figure in word.figures.items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from outlast.agent.link import Connection, NoToken, Unreachable, connect, why_not
+from outlast.agent.link import FAILED, Connection, Unreachable, connect, why_not
 from outlast.launch import Endpoint
 from outlast.messages import Answer, Ask, FromCoordinator
-from outlast.wire import WireError, WrongToken
+from outlast.wire import WrongToken
 
 PATIENCE = 10.0
 
@@ -30,7 +30,7 @@ async def ask(endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None,
         connection.close()
     except WrongToken as error:
         raise Unreachable(f"the coordinator at {endpoint} has another token: set the job's OUTLAST_TOKEN") from error
-    except (OSError, NoToken, WireError, asyncio.TimeoutError) as error:
+    except FAILED as error:
         raise Unreachable(why_not(error, endpoint, PATIENCE, tls)) from error
     if not answered.done() or answered.cancelled():
         raise Unreachable(f"the coordinator at {endpoint} gave no answer")

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from outlast.launch import Launch
@@ -17,7 +18,8 @@ def announce(launch: Launch, over: Over, restarts: int = 0) -> None:
     """Write the events of the end, one JSON line each, if they were asked for."""
     if launch.event_log_handler == "console":
         for event in _events(launch, over, restarts):
-            print(json.dumps(event), file=sys.stderr)
+            with suppress(OSError):  # of a terminal that is gone, or a full disk: the job has ended as it has
+                print(json.dumps(event), file=sys.stderr)
 
 
 def _events(launch: Launch, over: Over, restarts: int) -> Iterator[dict[str, Any]]:

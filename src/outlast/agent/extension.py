@@ -76,18 +76,24 @@ class Extension:
             except OSError as error:
                 problem = f"cannot be reached ({error.strerror})"
             self.close()
+            self._hang_up()
             log.error("extension %s %s: what would be done without it is done", self.reference, problem)
             return None
 
     def close(self) -> None:
         """End its process; the next question starts another."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+        # Whoever waits for an answer hears of its end, and hangs up: a socket that is closed here would wake nobody.
+        if not self._one_at_a_time.locked():
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
     async def _asked(self, info: FailureInfo) -> FailoverStrategy | None:
         if self._link is None:

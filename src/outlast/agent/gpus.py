@@ -17,6 +17,8 @@ from outlast.diagnosis.evidence import Evidence
 
 DRIVER = Path("/dev/nvidiactl")
 LIMIT, FAREWELL = 2.0, 1.0  # seconds: for its answer, and for its end
+# Not -m: see the coordinator's.
+PROGRAM = r"import sys; del sys.path[0]; from outlast.checks.nvml import states; print('\n'.join(states()))"
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
 _NAMED = re.compile(r"cuda|nccl|cudnn|cublas|nvidia|nvlink|\bgpu\b|\bxid\b", re.IGNORECASE)
 _LAST = 40  # lines of its log
@@ -36,9 +38,12 @@ def concerned(evidence: Evidence) -> bool:
 
 async def states(limit: float = LIMIT) -> tuple[str, ...]:
     """A line for each GPU, and one for each of its faults; nothing where nobody can say."""
-    reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outlast.checks.nvml"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    try:
+        reader = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PROGRAM), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError as error:
+        return (f"the GPUs cannot be asked: {error.strerror}",)
     try:
         output, _ = await asyncio.wait_for(reader.communicate(), limit)
     except asyncio.TimeoutError:

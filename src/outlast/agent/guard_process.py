@@ -113,11 +113,11 @@ def pid_of(word: int) -> int:
 
 
 def stat_of(pid: str) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; none if there is no such process."""
+    """The fields of /proc/PID/stat from the state on; none if there is no such process, or not for us (hidepid)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode().split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
 
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def listen(endpoint: Endpoint, host: bool | None) -> socket.socket | None:
         return None
     addresses = _resolve(endpoint)
     everywhere = (socket.AF_INET, ("0.0.0.0", endpoint.port))
+    if addresses and all(family == socket.AF_INET6 for family, _ in addresses):
+        everywhere = (socket.AF_INET6, ("::", endpoint.port))  # the others come that way, too
     if not endpoint.loopback and any(ip_address(a.partition("%")[0]).is_loopback for _, (a, _) in addresses):
         addresses = [everywhere]  # our own name: it leads the others to another address than it leads us to
     elif not endpoint.loopback and host:
@@ -112,8 +115,7 @@ class Hosting:
             began = loop.time()
             assert self._process is not None
             assert self.ended is not None
-            await exited(self._process.pid)
-            code = self._process.wait()
+            code = await _end_of(self._process)
             if code == 0:
                 listener.close()
                 self.ended.set_result(None)
@@ -129,10 +131,12 @@ class Hosting:
                 await asyncio.sleep(SHORT_LIFE)
             # What it cannot live with may be in its journal: then what the nodes say has to be enough.
             again = msgspec.structs.replace(commission, term=self._next_term(), recall=deaths <= MOST_DEATHS // 2)
-            try:
-                self._process = _start(again, listener)
-            except OSError as error:  # it counts as one more death of the one before
-                log.warning("the coordinator cannot be started: %s", error)
+            while self._process.returncode is not None:
+                try:
+                    self._process = _start(again, listener)
+                except OSError as error:  # out of memory, processes or descriptors: that may pass
+                    log.warning("the coordinator cannot be started again yet: %s", error.strerror)
+                    await asyncio.sleep(SHORT_LIFE)
 
     def kill(self) -> None:
         """End it now, if it has not ended by itself."""
@@ -157,6 +161,16 @@ def _start(commission: Commission, listener: socket.socket) -> subprocess.Popen[
         start_new_session=True,
     )
     assert process.stdin is not None
-    with process.stdin:
+    with suppress(BrokenPipeError), process.stdin:  # it was killed at once: how it ended will tell
         process.stdin.write(msgspec.msgpack.encode(commission))
     return process
+
+
+async def _end_of(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code, once it has one."""
+    while (code := process.poll()) is None:
+        try:
+            await exited(process.pid)
+        except OSError:
+            await asyncio.sleep(SHORT_LIFE)  # no descriptor is free
+    return code

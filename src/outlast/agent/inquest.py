@@ -110,11 +110,13 @@ class Inquest:
         self, failure: Failure, place: Assignment, of_gpus: Evidence | None, judged: Callable[[Evidence], Failure]
     ) -> None:
         """While the workers are being ended: look at the GPUs, and let the user's extension decide."""
-        if of_gpus is not None:
-            failure = judged(replace(of_gpus, gpus=await gpus.states()))
-        if self._extension is not None:
-            info = FailureInfo.of(failure, job=self._job, generation=place.generation, restarts=place.restart_count)
-            strategy = await self._extension.ask(info)
-            if strategy is not None:
-                failure = replace(failure, strategy=strategy, decided=f"decided by {self._extension.reference}")
-        self._feed(Decided(place.generation, failure))
+        try:
+            if of_gpus is not None:
+                failure = judged(replace(of_gpus, gpus=await gpus.states()))
+            if self._extension is not None:
+                info = FailureInfo.of(failure, job=self._job, generation=place.generation, restarts=place.restart_count)
+                strategy = await self._extension.ask(info)
+                if strategy is not None:
+                    failure = replace(failure, strategy=strategy, decided=f"decided by {self._extension.reference}")
+        finally:
+            self._feed(Decided(place.generation, failure))  # whatever happens here: the whole job waits for it

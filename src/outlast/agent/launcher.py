@@ -35,6 +35,25 @@ async def launch_node(launch: Launch, settings: Settings) -> Over:
     Raises ValueError or OSError, before anything was started, with one line that says what to change, and
     `Unreachable` when the coordinator cannot be reached.
     """
+    told: list[signal.Signals] = []
+    loop, me = asyncio.get_running_loop(), asyncio.current_task()
+    assert me is not None
+
+    def end(number: signal.Signals) -> None:
+        told.append(number)
+        me.cancel()
+
+    for name in launch.signals:  # until the agent listens to them: nothing is left behind then either
+        loop.add_signal_handler(signal.Signals[name], end, signal.Signals[name])
+    try:
+        return await _take_part(launch, settings)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return Over(False, f"ended by {told[0].name} before this node had joined the job")
+
+
+async def _take_part(launch: Launch, settings: Settings) -> Over:
     with ExitStack() as cleanup:
         name = settings.node_name or socket.gethostname()
         # With the endpoint, because jobs that were given no name all have the same.

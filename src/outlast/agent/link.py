@@ -41,6 +41,10 @@ class NoToken(Exception):
     """This user has no token for the coordinator."""
 
 
+UNREADABLE = (msgspec.DecodeError, RecursionError)  # what another version may say
+FAILED = (OSError, NoToken, WireError, asyncio.TimeoutError, *UNREADABLE)  # to connect
+
+
 class Connection(asyncio.Protocol):
     """One connection to a coordinator, from the first byte to the last."""
 
@@ -78,7 +82,7 @@ class Connection(asyncio.Protocol):
                 elif isinstance(message, Standing):
                     self.standing = message
                     self.ready.set_result(None)
-        except (WireError, msgspec.DecodeError, RecursionError) as error:
+        except (WireError, *UNREADABLE) as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -171,6 +175,8 @@ class Link:
                 last = loop.time()
             log.debug("the connection to the coordinator ended: %s", error_or_none or "closed")
             self._disconnected()
+            if silent:
+                await asyncio.sleep(FIRST_WAIT * random.uniform(0.5, 1.0))  # one that turns us away is not stormed
 
     def _pick(self, reached: Sequence[Connection]) -> Connection | None:
         index = self._choose([connection.standing for connection in reached])
@@ -191,14 +197,14 @@ class Link:
         if reached or not failed:
             return told
         # Of several, the one that says most: somebody answers there.
-        place, error = max(failed.items(), key=lambda item: isinstance(item[1], (WireError, NoToken)))
+        place, error = max(failed.items(), key=lambda item: isinstance(item[1], (*UNREADABLE, WireError, NoToken)))
         if isinstance(error, WrongToken):
             if self._token() != tried:
                 return told  # the file was left there by an earlier job, and has been replaced meanwhile
             raise Unreachable(
                 f"the coordinator at {place} has another token: set the same OUTLAST_TOKEN on every node"
             ) from error
-        hopeless = isinstance(error, (NotOutlast, NoToken))
+        hopeless = isinstance(error, (*UNREADABLE, NotOutlast, NoToken))
         if since >= (min(self._patience, SHORT_PATIENCE) if hopeless else self._patience):
             where = ", ".join(str(place) for place in failed)
             raise Unreachable(why_not(error, place, self._patience, self._tls, where)) from error
@@ -256,7 +262,7 @@ async def knock(
                 error = task.exception()
                 if error is None:
                     reached.append(task.result())
-                elif isinstance(error, (OSError, NoToken, WireError, asyncio.TimeoutError)):
+                elif isinstance(error, FAILED):
                     failed[tasks[task]] = error
                 else:
                     raise error
@@ -347,6 +353,8 @@ def why_not(
             f"port {where.port} is taken, and not by a job of yours that made its own token: "
             "set OUTLAST_TOKEN as on its other nodes, or choose another port"
         )
+    if isinstance(error, UNREADABLE):
+        return f"the coordinator at {where} speaks another version: install the same Outlast on every node"
     if isinstance(error, NotOutlast):
         return f"something that is not an Outlast coordinator answers at {where}: choose another port"
     if isinstance(error, Silence):

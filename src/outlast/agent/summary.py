@@ -52,7 +52,7 @@ def read_failure(
         exit_code=exit_code,
         at=at,
         message=message,
-        error_file=error_file,
+        error_file=error_file.encode(errors="replace").decode(),
         error=error,
     )
 

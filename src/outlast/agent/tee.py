@@ -11,9 +11,9 @@ import fcntl
 import logging
 import os
 import select
-import socket
-import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from outlast.console import without_blocking
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Console:
         self._backlog = bytearray()
         self._left_out = 0
         self._waiting = False
-        self._descriptor, self._send = _without_blocking(descriptor)
+        self._descriptor, self._send = without_blocking(descriptor)
 
     def write(self, lines: bytes) -> None:
         """Show whole lines, now or when the console can take them."""
@@ -216,35 +216,3 @@ class Tee:
 def _lines(data: bytes) -> list[bytes]:
     """Split as a terminal's reader would: a progress bar's "\\r" ends a line, as it does under torchrun."""
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-
-
-def _without_blocking(descriptor: int) -> tuple[int, Callable[[bytes], int]]:
-    """A descriptor of our own for the same console, and how to write to it without waiting.
-
-    The flag O_NONBLOCK would hit everybody who shares the open file: workers that inherit it, and the user's
-    shell. So a pipe or a terminal is opened anew. -1 if the console is closed already.
-    """
-    try:
-        mode = os.fstat(descriptor).st_mode
-    except OSError:
-        return -1, len
-    if stat.S_ISSOCK(mode):
-        own = os.dup(descriptor)
-        return own, lambda data: _send_now(own, data)
-    copy = -1
-    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-        try:
-            copy = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:
-            pass  # of another user, after su: shared, it may make us wait, which beats showing nothing
-    if copy < 0:
-        copy = os.dup(descriptor)
-    return copy, lambda data: os.write(copy, data)
-
-
-def _send_now(descriptor: int, data: bytes) -> int:
-    channel = socket.socket(fileno=descriptor)
-    try:
-        return channel.send(data, socket.MSG_DONTWAIT)
-    finally:
-        channel.detach()

@@ -109,9 +109,9 @@ def account(evidence: Evidence, log: str, *, brief: bool) -> Account:
     shown = () if brief else tuple(line[:SENT_CHARACTERS] for line in evidence.log[-SENT_LINES:])
     return Account(
         exception=evidence.exception[:255],
-        said=evidence.message[: 256 if brief else 4096],
-        traceback="" if brief else evidence.traceback[-16384:],
-        log=log[:4096],
+        said=_text(evidence.message[: 256 if brief else 4096]),
+        traceback="" if brief else _text(evidence.traceback[-16384:]),
+        log=_text(log[:4096]),
         tail=tuple(_text(line) for line in shown),
         kernel=tuple(_text(line)[:LONGEST_REASON] for line in evidence.kernel[:8]),
         gpus=() if brief else tuple(_text(line)[:SENT_CHARACTERS] for line in evidence.gpus[:MOST_GPUS]),
@@ -128,6 +128,7 @@ def timed(failure: Failure, words: LastWords | None, now: float) -> Failure:
 
 
 def _text(line: str) -> str:
+    # Half of a surrogate pair, which Python makes of bytes that are no text (in a path, say), cannot be sent.
     return line.encode(errors="replace").decode()
 
 

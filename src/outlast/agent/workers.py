@@ -127,7 +127,7 @@ class WorkerGroup:
                 started = enumerate(zip(commands, map(cold, environments), streams, strict=True))
                 group._workers += (_spawn(local_rank, *birth, pass_fds) for local_rank, birth in started)
         except OSError:
-            group.undo_start()
+            group._undo_start()
             raise
         finally:
             for ends in streams:
@@ -185,14 +185,6 @@ class WorkerGroup:
                 await self._sweep()
                 self._swept = True
         return self._abandoned
-
-    def undo_start(self) -> None:
-        """End the workers that were just started, because something that they need could not be had."""
-        for worker in self._workers:
-            worker.kill_group(signal.SIGKILL)
-            worker.reap()
-            self._forget(worker)
-        self._workers.clear()
 
     def reap_orphans(self) -> None:
         """Collect what our workers left behind and has exited. Cheap; meant for SIGCHLD in a long run."""
@@ -260,6 +252,13 @@ class WorkerGroup:
         mine = set(self.pids)
         mark = f"{_MARK}={self._mark}".encode()
         return [pid for pid in _children() if pid not in mine and _descends(pid, mine, mark)]
+
+    def _undo_start(self) -> None:
+        for worker in self._workers:
+            worker.kill_group(signal.SIGKILL)
+            worker.reap()
+            self._forget(worker)
+        self._workers.clear()
 
 
 def be_subreaper(on: bool = True) -> None:
@@ -413,7 +412,7 @@ def _children() -> list[int]:
 def _parent(pid: int) -> int:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
     return int(stat.rpartition(")")[2].split()[1])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -38,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = import_module(f"outlast.cli.{name}")
         result: int = command.main(words[1:])
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read what we print has seen enough, as in `outlast replay … | head`; at exit it is flushed again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print(f"outlast {name}: error: interrupted", file=sys.stderr)
         return 1

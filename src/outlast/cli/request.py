@@ -97,7 +97,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         others=others,
         host=host if is_host is None else is_host,
         node_rank=node_rank,
-        local_addr=args.local_addr,
+        local_addr=_host("--local-addr", args.local_addr) if args.local_addr else None,
         max_restarts=args.max_restarts,
         signals=_signals(args.signals_to_handle),
         shutdown_timeout=_shutdown_timeout(args.shutdown_timeout, environ),
@@ -250,7 +250,7 @@ def _host(flag: str, text: str) -> str:
             ipaddress.IPv6Address(host)
         except ValueError:
             raise ValueError(f"{flag}: {text!r} is no host; write IPv6 as [::1]:29400") from None
-    elif not re.fullmatch(r"[\w.-]+", host):
+    elif not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host, re.ASCII) or len(host) > _LONGEST:
         raise ValueError(f"{flag}: {text!r} is no host; give a name or an IP address")
     return host
 

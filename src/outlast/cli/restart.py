@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = load(given_settings(args), os.environ, args.ft_cfg_path).settings
         endpoint, token = _find(args.job, args.rdzv_endpoint, settings)
-        question = Ask("restart", f"{getpass.getuser()} on {socket.gethostname()}", args.job)
+        question = Ask("restart", f"{_user()} on {socket.gethostname()}", args.job)
         answer = asyncio.run(ask(endpoint, token, client_tls(settings), question))
     except (ValueError, OSError, Unreachable) as error:
         print(f"outlast restart: error: {error}", file=sys.stderr)
@@ -41,6 +41,13 @@ def main(argv: Sequence[str]) -> int:
         return 1
     print(answer.text)
     return 0
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run with a number that has no name
+        return f"user {os.getuid()}"
 
 
 def _find(job: str, where: str, settings: Settings) -> tuple[Endpoint, str | None]:

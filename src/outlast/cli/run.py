@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from outlast.agent import supervisor
 from outlast.cli.flags import given_settings, parser
@@ -33,15 +34,21 @@ def main(argv: Sequence[str]) -> int:
         outlast.run.main(argv)
     except JobFailed as failed:
         if failed.failures:
-            print(failed, file=sys.stderr)
+            _tell(str(failed))
         if failed.verdict is not None:
-            print(failed.verdict.text(), file=sys.stderr)
-        print(f"outlast run: error: {failed.reason}", file=sys.stderr)
+            _tell(failed.verdict.text())
+        _tell(f"outlast run: error: {failed.reason}")
         return 1
     except ValueError as error:
-        print(f"outlast run: error: {error}", file=sys.stderr)
+        _tell(f"outlast run: error: {error}")
         return 1
     return 0
+
+
+def _tell(text: str) -> None:
+    # A terminal that is gone or a disk that is full is no crash: a supervisor would run the job once more.
+    with suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def _settings(argv: Sequence[str]) -> Settings:

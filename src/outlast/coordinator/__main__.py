@@ -59,8 +59,9 @@ def main() -> int:
         journal.close()
         if events is not None:
             events.close()
-        if commission.record:
-            Path(commission.record).unlink(missing_ok=True)
+    # Not where it has crashed: the next one, on the same port, is found by it.
+    if commission.record:
+        Path(commission.record).unlink(missing_ok=True)
     if not commission.keep:
         path.unlink(missing_ok=True)
     logger.debug("the coordinator ends: %s", over.reason)

@@ -10,7 +10,7 @@ from typing import Any
 from outlast.checks.accelerator import Health
 from outlast.checks.cpu import Cpu
 
-MOOD = os.environ.get("MADE_UP_MOOD", "")  # of this host: dies, slow, wrong, or ill
+MOOD = os.environ.get("MADE_UP_MOOD", "")  # of this host: dies, slow, wrong, ill, or prints
 
 
 class MadeUp(Cpu):
@@ -21,6 +21,8 @@ class MadeUp(Cpu):
     def product(self, left: Any, right: Any) -> Any:
         if MOOD == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if MOOD == "prints":
+            os.write(1, b"\x1eno word of ours\nhalf a line")
         # So long that whatever else the machine does makes no difference.
         time.sleep(1.0 if MOOD == "slow" else 0.02)
         result = left @ right

@@ -1,0 +1,46 @@
+"""Our own lines at the terminal: nobody waits for whoever should read them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from threading import Timer
+
+LOGS_TO_A_FULL_PIPE = """
+import os, sys
+from outlast import log
+logger = log.configure("info", "agent")
+os.set_blocking(2, False)
+try:
+    while os.write(2, bytes(4096)):
+        pass
+except BlockingIOError:
+    os.set_blocking(2, True)
+logger.info("lost")
+logger.info("lost, too")
+print("on it goes", flush=True)
+sys.stdin.readline()
+logger.info("read again")
+"""
+
+
+def test_a_console_that_takes_nothing_costs_lines_and_holds_nobody_up() -> None:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", LOGS_TO_A_FULL_PIPE]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writing)
+    os.close(writing)
+    too_late = Timer(60.0, process.kill)
+    too_late.start()
+    with open(reading, "rb") as console, process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on it goes\n"
+        console.read(65536)
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        shown = console.read().decode()
+    too_late.cancel()
+    assert "lost" not in shown
+    assert "2 lines left out" in shown
+    assert "outlast agent: read again" in shown
