@@ -7,6 +7,7 @@ and the number of the command.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
@@ -268,13 +269,23 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def arguments(pid: int) -> list[bytes]:
+    """The command line of a process; none if it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def descriptors() -> set[str]:
+    """Those that this process has open. What earlier tests left to the collector is not among them."""
+    gc.collect()
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
 def describe(pid: int) -> str:
     """One process for a message: its id and its command line."""
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        argv = []
-    return f"{pid} ({b' '.join(argv).decode(errors='replace').strip()[:200] or 'just ended'})"
+    return f"{pid} ({b' '.join(arguments(pid)).decode(errors='replace').strip()[:200] or 'just ended'})"
 
 
 def _environ(pid: int) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 from hosts import Host
 from membership.job import QUICK, ElasticJob, Node, assert_empty
-from processes import alive, await_exit
+from processes import alive, arguments, await_exit
 
 Hosts = Callable[[int], list[Host]]
 
@@ -21,7 +21,7 @@ Hosts = Callable[[int], list[Host]]
 
 def guards(node: Node) -> list[int]:
     """The guards on the node's host."""
-    return [pid for pid in node.host.processes() if b"guard_process.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in node.host.processes() if any(b"guard_process.py" in each for each in arguments(pid))]
 
 
 @pytest.mark.parametrize("stop", [os.kill, os.killpg], ids=["alone", "with its process group"])

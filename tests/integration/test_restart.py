@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from jobs import errors, job, workers
-from processes import Process
+from processes import Process, arguments
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
 STEPS = 200  # far more than are trained between a kill and its effect
@@ -134,7 +134,3 @@ def train(checkpoint: Path) -> Process:
     # One restart more than the kills: now and then torch aborts on its way out, under torchrun as well.
     args = ["--steps", str(STEPS), "--save-every", "5", "--checkpoint", checkpoint]
     return job("--nproc-per-node=2", "--max-restarts=3", script=TRAIN, args=args)
-
-
-def arguments(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -24,7 +24,7 @@ from outlast.agent.guard_process import NOBODY, PID_BITS, identity, pid_of
 from outlast.agent.pidfd import exited
 from outlast.agent.workers import WorkerGroup
 from outlast.clock import now
-from processes import Process, alive, await_exit, python
+from processes import Process, alive, await_exit, descriptors, python
 
 DEADLINE = 120.0
 NEVER = float("inf")
@@ -316,7 +316,7 @@ def test_a_guard_that_cannot_be_started_is_said_and_does_no_harm(
 
 
 def test_closing_leaves_no_process_and_no_descriptor() -> None:
-    before = sorted(entry.name for entry in Path("/proc/self/fd").iterdir())
+    before = descriptors()
     children = psutil.Process().children()
 
     async def body(node: Node) -> None:
@@ -325,7 +325,7 @@ def test_closing_leaves_no_process_and_no_descriptor() -> None:
         node.guard.watch([node.worker()])
 
     with_node(body)
-    assert sorted(entry.name for entry in Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
     assert psutil.Process().children() == children
 
 

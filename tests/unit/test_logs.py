@@ -21,6 +21,7 @@ from outlast.agent.tee import Console, LogFile, Tee, open_pipe
 from outlast.agent.workers import Streams, WorkerGroup
 from outlast.launch import Endpoint, Launch, Logs, Std
 from outlast.messages import Assignment
+from processes import descriptors
 
 DEADLINE = 120.0
 BOTH = "echo out; echo err >&2"
@@ -433,10 +434,6 @@ def test_a_pipe_that_ends_is_closed_at_once_while_the_others_go_on(tmp_path: Pat
     run_async(body)
     assert descriptors() == before
     os.close(console)
-
-
-def descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
 
 def test_generations_leave_no_descriptors_behind(tmp_path: Path) -> None:

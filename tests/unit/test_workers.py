@@ -21,6 +21,7 @@ import pytest
 
 from outlast.agent import workers
 from outlast.agent.workers import Streams, WorkerGroup, WorkersNotStarted, be_subreaper
+from processes import descriptors
 
 DEADLINE = 120.0
 FOREVER = "sleep 1000"
@@ -95,10 +96,6 @@ def with_node(body: Callable[[Node], Awaitable[None]]) -> None:
 
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
-
-
-def descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
 
 def zombies() -> list[int]:
