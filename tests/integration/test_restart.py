@@ -120,7 +120,8 @@ def test_a_training_that_is_killed_several_times_ends_as_one_that_was_not(tmp_pa
     for restarts, rank in enumerate((1, 0)):
         disturbed.wait_for(rf"restarts so far: {restarts}\)")
         disturbed.wait_for(r"step \d+: ")
-        workers = sorted(pid for pid in disturbed.tree() if b"--steps" in arguments(pid) and pid != disturbed.pid)
+        # Not the agent, nor a fork of it on its way to something else: those are `python -m outlast`.
+        workers = sorted(pid for pid in disturbed.tree() if arguments(pid)[1:3] == [b"-u", os.fsencode(TRAIN)])
         os.kill(workers[rank], signal.SIGKILL)
     for process in (undisturbed, disturbed):
         assert process.wait(120) == 0, process.output
