@@ -82,7 +82,7 @@ def test_nothing_is_left_of_the_board_of_an_agent_that_was_killed() -> None:
 def test_closing_gives_back_every_descriptor() -> None:
     before = descriptors()
     Board(3).close()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_worker_cannot_take_the_memory_from_under_its_agent(board: Board) -> None:

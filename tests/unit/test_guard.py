@@ -325,7 +325,7 @@ def test_closing_leaves_no_process_and_no_descriptor() -> None:
         node.guard.watch([node.worker()])
 
     with_node(body)
-    assert descriptors() == before
+    assert descriptors() <= before
     assert psutil.Process().children() == children
 
 

@@ -432,7 +432,7 @@ def test_a_pipe_that_ends_is_closed_at_once_while_the_others_go_on(tmp_path: Pat
     console = os.open(os.devnull, os.O_WRONLY)
     before = descriptors()
     run_async(body)
-    assert descriptors() == before
+    assert descriptors() <= before
     os.close(console)
 
 
@@ -472,7 +472,7 @@ def test_when_a_generation_cannot_be_opened_nothing_stays_open(tmp_path: Path) -
         before = descriptors()
         with pytest.raises(LogsNotWritable, match=r"attempt_0: No such file or directory"):
             logs.open(ASSIGNMENT, [{}, {}])
-        assert descriptors() == before
+        assert descriptors() <= before
 
     logs = JobLogs(launch(log_dir=str(tmp_path), tee=Std.ALL))
     Path(logs.directory).rmdir()

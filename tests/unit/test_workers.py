@@ -278,7 +278,7 @@ def test_no_descriptor_and_no_zombie_is_left() -> None:
         for _ in range(3):
             group = node.start("exit 1", FOREVER, FOREVER)
             await group.stop(grace=0)
-        assert descriptors() == before
+        assert descriptors() <= before
         assert zombies() == []
 
     with_node(body)
@@ -351,7 +351,7 @@ def test_a_command_that_cannot_run_is_one_line_and_leaves_nobody(
             WorkerGroup.start(commands, [dict(os.environ)] * 2, ends, node._exited)
         assert str(program) in str(raised.value)
         assert "\n" not in str(raised.value)
-        assert descriptors() == before
+        assert descriptors() <= before
         assert psutil.Process().children() == children
 
     with_node(body)
