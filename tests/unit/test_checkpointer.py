@@ -11,7 +11,7 @@ import shutil
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,6 @@ from outlast.checkpoint.reader import parse
 from outlast.checkpoint.state import flatten, nest
 from outlast.cli import checkpoints
 from outlast.worker.session import Session
-
-
-@pytest.fixture
-def checkpointer(tmp_path: Path) -> Iterator[Callable[..., Checkpointer]]:
-    made = []
-
-    def make(**options: Any) -> Checkpointer:
-        made.append(Checkpointer(tmp_path / "ck", **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def same(one: Any, other: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,6 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 import outlast
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.export import export
-
-
-@pytest.fixture
-def checkpointer(tmp_path: Path) -> Iterator[Callable[[], Checkpointer]]:
-    made = []
-
-    def make() -> Checkpointer:
-        made.append(Checkpointer(tmp_path / "ck"))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def saved(checkpointer: Callable[[], Checkpointer], state: dict[str, Any]) -> None:

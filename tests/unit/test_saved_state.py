@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,6 @@ from torch.optim import lr_scheduler
 import outlast
 from outlast.checkpoint.checkpointer import Checkpointer
 from outlast.checkpoint.layout import Unsavable
-
-
-@pytest.fixture
-def checkpointer(tmp_path: Path) -> Iterator[Callable[[], Checkpointer]]:
-    made = []
-
-    def make() -> Checkpointer:
-        made.append(Checkpointer(tmp_path / "ck"))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 class Branches(nn.Module):  # type: ignore[misc]

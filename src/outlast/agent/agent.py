@@ -95,6 +95,7 @@ from outlast.messages import (
     Welcome,
     Wish,
 )
+from outlast.messages.fields import sendable
 from outlast.messages.shards import Told
 from outlast.messages.snapshots import Keeping
 from outlast.platforms.infrastructure import infra_rank
@@ -467,9 +468,8 @@ class Agent:
         if group is not None:  # they live, and cannot be watched
             await group.stop(signal.SIGKILL, 0)
         self._inquest.begin(assignment)
-        why = why.encode(errors="replace").decode()  # a path in it may be no text
         failure = self._inquest.failure(local_rank=0, pid=0, exit_code=NOT_STARTED, written=False)
-        self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=why))))
+        self._feed(Exited(assignment.generation, self._judged(msgspec.structs.replace(failure, message=sendable(why)))))
         self._feed(Cleared(assignment.generation))
 
     def _exited(self, generation: int, local_rank: int, pid: int, exit_code: int) -> None:

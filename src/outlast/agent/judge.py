@@ -14,7 +14,7 @@ from outlast.diagnosis.catalogue import Catalogue
 from outlast.diagnosis.cause import diagnose
 from outlast.diagnosis.evidence import Evidence
 from outlast.messages import Cause, FailoverStrategy, Failure
-from outlast.messages.fields import LONGEST_REASON
+from outlast.messages.fields import LONGEST_REASON, sendable
 from outlast.signatures import catalogue
 
 TOLD = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
@@ -64,7 +64,7 @@ class Judge:
 def as_message(cause: causes.Cause) -> Cause:
     """A cause as it is sent."""
     texts = (cause.explain, cause.advice, cause.seen)
-    explain, advice, seen = (text.encode(errors="replace").decode()[:LONGEST_REASON] for text in texts)
+    explain, advice, seen = (sendable(text)[:LONGEST_REASON] for text in texts)
     return Cause(
         name=cause.name[:255],
         title=cause.title[:LONGEST_REASON],

@@ -78,15 +78,12 @@ class Keeper:
 
     def look(self) -> None:
         """Write the newest snapshot that is to be on disk, until there is none that is newer."""
-        while waiting := [each for each in self._durable() if each.mark not in self._done]:
+        while waiting := [s for s in snapshots(self._directory) if s.ticket.durable and s.mark not in self._done]:
             newest, *older = waiting
             for each in older:  # those of other groups of ranks, which save elsewhere, have their turn
                 if each.ticket.directory == newest.ticket.directory:  # a newer one takes its place: nobody need wait
                     self._tell(Outcome(each.mark, each.ticket.save.step))
             self._persist(newest)
-
-    def _durable(self) -> list[Snapshot]:
-        return [each for each in snapshots(self._directory) if each.ticket.durable]
 
     def breakpoint(self) -> None:
         """The workers are gone: write the newest snapshot there is, unless something as new is on disk."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.messages import Failure
+from outlast.messages.fields import sendable
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def read_failure(
         data = _read_error(error_file)
         if data is not None:
             # Half of a surrogate pair, which Python makes of bytes that are no text, cannot go over the wire.
-            message = _clip(_display(data), ERROR_LIMIT).encode(errors="replace").decode()
+            message = sendable(_clip(_display(data), ERROR_LIMIT))
             error = _bounded_json(data)
             at = _happened(data, error_file, at)
     else:
@@ -52,7 +53,7 @@ def read_failure(
         exit_code=exit_code,
         at=at,
         message=message,
-        error_file=error_file.encode(errors="replace").decode(),
+        error_file=sendable(error_file),
         error=error,
     )
 

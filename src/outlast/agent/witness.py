@@ -20,7 +20,7 @@ from outlast.agent.workers import Streams
 from outlast.board import LastWords, Reading
 from outlast.diagnosis.evidence import Evidence
 from outlast.messages import Account, Failure
-from outlast.messages.fields import LONGEST_REASON
+from outlast.messages.fields import LONGEST_REASON, sendable
 
 TAIL_BYTES = 64 * 1024
 TAIL_LINES = 200  # of each of its files
@@ -109,12 +109,12 @@ def account(evidence: Evidence, log: str, *, brief: bool) -> Account:
     shown = () if brief else tuple(line[:SENT_CHARACTERS] for line in evidence.log[-SENT_LINES:])
     return Account(
         exception=evidence.exception[:255],
-        said=_text(evidence.message[: 256 if brief else 4096]),
-        traceback="" if brief else _text(evidence.traceback[-16384:]),
-        log=_text(log[:4096]),
-        tail=tuple(_text(line) for line in shown),
-        kernel=tuple(_text(line)[:LONGEST_REASON] for line in evidence.kernel[:8]),
-        gpus=() if brief else tuple(_text(line)[:SENT_CHARACTERS] for line in evidence.gpus[:MOST_GPUS]),
+        said=sendable(evidence.message[: 256 if brief else 4096]),
+        traceback="" if brief else sendable(evidence.traceback[-16384:]),
+        log=sendable(log[:4096]),
+        tail=tuple(sendable(line) for line in shown),
+        kernel=tuple(sendable(line)[:LONGEST_REASON] for line in evidence.kernel[:8]),
+        gpus=() if brief else tuple(sendable(line)[:SENT_CHARACTERS] for line in evidence.gpus[:MOST_GPUS]),
         ran=evidence.ran,
         step=evidence.step,
     )
@@ -125,11 +125,6 @@ def timed(failure: Failure, words: LastWords | None, now: float) -> Failure:
     if words is not None and failure.error_file == "<N/A>" and words.at <= failure.at:
         failure = replace(failure, at=words.at)
     return replace(failure, clock=max(0.0, now - max(0.0, time.time() - failure.at)))
-
-
-def _text(line: str) -> str:
-    # Half of a surrogate pair, which Python makes of bytes that are no text (in a path, say), cannot be sent.
-    return line.encode(errors="replace").decode()
 
 
 def _raised(failure: Failure, words: LastWords | None) -> tuple[str, str]:

@@ -265,7 +265,7 @@ class Arena:
         """
         self._stop_preparing()
         with self._lock:
-            self._require(size, count - sum(1 for slot in self._slots.values() if len(slot.data) >= size))
+            self._require(size, count - self._fitting(size))
         self._thread = threading.Thread(target=self._make, args=(size, count, more), name="outlast-arena", daemon=True)
         self._thread.start()
 
@@ -302,7 +302,7 @@ class Arena:
             unused = [number for number in range(self._most) if number not in self._slots]
             try:
                 if unused:
-                    fitting = sum(1 for each in self._slots.values() if len(each.data) >= size)
+                    fitting = self._fitting(size)
                     # Nobody can do without a second one. More than that leave room for those of other ranks.
                     self._require(size, 1 if fitting < 2 else 1 + fitting)
                     slot = self._slots[unused[0]] = self._create(unused[0], size)
@@ -319,6 +319,10 @@ class Arena:
             slot.lock(wait=True)
             return slot
 
+    def _fitting(self, size: int) -> int:
+        """How many slots are large enough."""
+        return sum(1 for slot in self._slots.values() if len(slot.data) >= size)
+
     def _first(self, numbers: Iterable[int], size: int) -> Slot | None:
         """The first of these slots that is large enough, and is nobody else's."""
         for number in numbers:
@@ -332,7 +336,7 @@ class Arena:
     def _make(self, size: int, count: int, more: int) -> None:
         for number in range(self._most):
             with self._lock:  # not for long: a save waits for it
-                fitting = sum(1 for slot in self._slots.values() if len(slot.data) >= size)
+                fitting = self._fitting(size)
                 if number not in self._slots and fitting < count + more:
                     try:
                         if fitting >= count:

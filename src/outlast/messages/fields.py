@@ -14,3 +14,12 @@ Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-
 LONGEST_REASON = 1024
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+
+
+def sendable(text: str) -> str:
+    r"""The same without halves of surrogate pairs, which Python makes of bytes that are no text (in a path, say).
+
+    >>> sendable("data/\udcff.png")
+    'data/?.png'
+    """
+    return text.encode(errors="replace").decode()
