@@ -12,9 +12,9 @@ import argparse
 import random
 import time
 
-from outlast.core.check_table import table as check_table
-from outlast.core.checks import Examination, Standing
-from outlast.messages import Findings
+from outlast.core.node_checks.checks import Examination, Fitness
+from outlast.core.node_checks.table import table as check_table
+from outlast.protocol.checks import Findings
 from processes import machine, table
 
 SIZES = (2, 100, 10_000, 100_000)
@@ -38,7 +38,7 @@ def play(size: int, seed: int, share: float) -> tuple[int, float, bool]:
     result = check.result()
     check_table(result)
     took += time.process_time() - began
-    right = set(result.of(Standing.FAULTY)) == bad and set(result.of(Standing.SLOW)) == slow
+    right = set(result.of(Fitness.FAULTY)) == bad and set(result.of(Fitness.SLOW)) == slow
     return result.rounds, took, right
 
 

@@ -11,13 +11,13 @@ import sys
 
 import msgspec
 
-from outlast.agent.checker import Checker
-from outlast.agent.environment import zygote_environment
-from outlast.agent.workers import be_subreaper
-from outlast.agent.zygote import Zygote
-from outlast.config import Settings
+from outlast.agent.monitoring.checker import Checker
+from outlast.agent.processes.environment import zygote_environment
+from outlast.agent.processes.workers import be_subreaper
+from outlast.agent.warm_start.zygote import Zygote
 from outlast.launch import Endpoint, Launch
-from outlast.messages import Findings, Probe
+from outlast.protocol.checks import Findings, Probe
+from outlast.settings.settings import Settings
 
 COMMAND = (sys.executable, "-u", "-c", "pass")
 

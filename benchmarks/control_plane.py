@@ -33,10 +33,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from crowd import ENTRYPOINT, Crowd
-from outlast.commission import Commission
-from outlast.core.liveness import BEATS
-from outlast.messages import Rules, Term
-from outlast.wire import Wire
+from outlast.core.membership.liveness import BEATS
+from outlast.protocol.rules import Rules
+from outlast.protocol.succession import Term
+from outlast.transport.commission import Commission
+from outlast.transport.wire import Wire
 from processes import cpu_seconds, machine, memory, table
 
 HEARTBEAT = 1.0

@@ -15,20 +15,11 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from outlast.messages import (
-    Ack,
-    Charter,
-    FromCoordinator,
-    Join,
-    Over,
-    Refuse,
-    Report,
-    Start,
-    State,
-    Stop,
-    Welcome,
-)
-from outlast.wire import Wire
+from outlast.protocol.generations import Start, Stop
+from outlast.protocol.membership import Ack, Join, Over, Refuse, Report, State, Welcome
+from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.succession import Charter
+from outlast.transport.wire import Wire
 
 ENTRYPOINT = "train.py"
 READ = 1 << 12

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from hangs import KINDS, RANKS, SCRIPT, Hang, HungJob, right
 from hosts import Cluster
-from outlast.agent import stacks
+from outlast.agent.monitoring import stacks
 from outlast.diagnosis.observation import Observation
 
 BATCH = 20  # hangs of one job

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from outlast.core.events import Reported
+from outlast.core.job.inputs import Reported
 from outlast.diagnosis.cause import diagnose
 from outlast.diagnosis.evidence import Evidence
 from outlast.journal import Happened, read

@@ -35,9 +35,9 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.core.check_table import table
-from outlast.core.checks import Examination, Standing
-from outlast.messages import Findings, Probe
+from outlast.core.node_checks.checks import Examination, Fitness
+from outlast.core.node_checks.table import table
+from outlast.protocol.checks import Findings, Probe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -143,13 +143,13 @@ def narrow(host: Host, _: list[Host]) -> Iterator[None]:
     shape("del")
 
 
-FAULTS: dict[str, tuple[Fault, Standing]] = {
-    "overloaded": (overloaded, Standing.SLOW),
-    "killed": (killed, Standing.FAULTY),
-    "cut": (cut, Standing.FAULTY),
-    "narrow": (narrow, Standing.SLOW),
+FAULTS: dict[str, tuple[Fault, Fitness]] = {
+    "overloaded": (overloaded, Fitness.SLOW),
+    "killed": (killed, Fitness.FAULTY),
+    "cut": (cut, Fitness.FAULTY),
+    "narrow": (narrow, Fitness.SLOW),
 }
-IN_JOBS = {**FAULTS, "unplugged": (unplugged, Standing.LOST)}
+IN_JOBS = {**FAULTS, "unplugged": (unplugged, Fitness.LOST)}
 
 
 class Seen(msgspec.Struct):

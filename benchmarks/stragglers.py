@@ -249,11 +249,11 @@ def alarms_of(record: Record, hours: float, seed: int, *, shown: bool) -> int:
 
 
 def costs() -> list[list[str]]:
-    from outlast.agent.pace import busy_seconds
+    from outlast.agent.monitoring.pace import busy_seconds
     from outlast.board import VARIABLE, Board
-    from outlast.core.pace import Strides
-    from outlast.core.stragglers import Stragglers
-    from outlast.messages import Pace, Paces
+    from outlast.core.stragglers.pace import Strides
+    from outlast.core.stragglers.stragglers import Stragglers
+    from outlast.protocol.paces import Pace, Paces
     from outlast.worker.session import Session
 
     def best(what: Any, number: int, repeat: int = 50) -> float:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import outlast
-from outlast.integrations.huggingface import Checkpoints
+from outlast.integrations.huggingface import TrainerCheckpoints
 
 WORDS, LENGTH = 64, 32
 
@@ -50,7 +50,7 @@ def main() -> None:
     config = GPT2Config(
         vocab_size=WORDS, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    checkpoints = Checkpoints(outlast.Checkpointer(args.output, keep_last=2), durable_every=args.save_every)
+    checkpoints = TrainerCheckpoints(outlast.Checkpointer(args.output, keep_last=2), durable_every=args.save_every)
     trainer = Trainer(
         model=GPT2LMHeadModel(config),
         args=TrainingArguments(

@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import outlast
-from outlast.integrations.lightning_checkpoints import Checkpoints
+from outlast.integrations.lightning_checkpoints import LightningCheckpoints
 
 
 class Adder(lightning.LightningModule):
@@ -54,7 +54,7 @@ def main() -> None:
     args = options.parse_args()
 
     lightning.seed_everything(0, verbose=False)
-    saving = Checkpoints(outlast.Checkpointer(args.output, keep_last=2), durable_every=args.save_every)
+    saving = LightningCheckpoints(outlast.Checkpointer(args.output, keep_last=2), durable_every=args.save_every)
     trainer = lightning.Trainer(
         accelerator="auto",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),

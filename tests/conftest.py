@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 
 import machine
 from hosts import SHM, Cluster, Host, entries
-from outlast.checkpoint import bucket
-from outlast.checkpoint.storage import Url
+from outlast.checkpoint.storage import bucket
+from outlast.checkpoint.storage.storage import Url
 from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
 from stores import BUCKET, KEYS, Proxy, as_google, s3_server
 

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any
 
 from hosts import Cluster, Host
-from outlast.agent.stacks import collect, look
+from outlast.agent.monitoring.stacks import collect, look
 from outlast.board import Board
-from outlast.diagnosis.culprit import Kind, Verdict, name
+from outlast.diagnosis.culprit import HangKind, HangVerdict, name
 from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Stack
 from processes import Process, python
@@ -46,50 +46,50 @@ def none(_culprit: int, _ranks: int) -> set[int]:
 
 
 # By what `train.py` calls it: whom to name, and as what; of two culprits, the verdict has the kind of one.
-KINDS: Mapping[str, tuple[Callable[[int, int], set[int]], set[Kind]]] = {
-    "sleep": (one, {Kind.USER_CODE}),
-    "loop": (one, {Kind.USER_CODE}),
-    "holds_the_gil": (one, {Kind.USER_CODE}),
-    "computes_in_c": (one, {Kind.USER_CODE}),
-    "crossed_receives": (two, {Kind.PAIR}),
-    "mismatch": (one, {Kind.MISMATCH}),
-    "skips": (one, {Kind.MISMATCH}),
-    "data_loader": (one, {Kind.DATA_LOADER}),
-    "data_loader_within": (one, {Kind.DATA_LOADER}),
-    "data_loader_worker_stopped": (one, {Kind.DATA_LOADER}),
-    "pool_worker_dead": (one, {Kind.USER_CODE}),
-    "stopped": (one, {Kind.STOPPED}),
-    "uninterruptible": (one, {Kind.UNINTERRUPTIBLE}),
-    "opens_a_fifo": (one, {Kind.FILE}),
-    "locks": (one, {Kind.USER_CODE}),
-    "saves": (one, {Kind.CHECKPOINT}),
-    "within_ddp": (one, {Kind.USER_CODE}),
-    "in_backward": (one, {Kind.USER_CODE}),
-    "waits_async": (one, {Kind.USER_CODE}),
-    "gathers_objects": (one, {Kind.USER_CODE}),
-    "monitored": (one, {Kind.USER_CODE}),
-    "in_store": (one, {Kind.USER_CODE}),
-    "in_init": (one, {Kind.START}),
-    "saves_together": (one, {Kind.CHECKPOINT}),
-    "two_asleep": (two, {Kind.USER_CODE, Kind.FILE}),
-    "awaits_an_event": (one, {Kind.USER_CODE}),
-    "gets_from_a_queue": (one, {Kind.USER_CODE}),
-    "runs_a_program": (one, {Kind.USER_CODE}),
-    "receives_from_a_socket": (one, {Kind.USER_CODE}),
-    "in_a_thread": (one, {Kind.USER_CODE}),
-    "subgroups": (one, {Kind.USER_CODE}),
-    "extra_collective": (one, {Kind.MISMATCH}),
-    "holds_an_import_lock": (one, {Kind.USER_CODE}),
-    "fully_sharded": (one, {Kind.USER_CODE}),
-    "sends_without_receiver": (one, {Kind.PAIR}),
-    "everybody": (none, {Kind.EVERYBODY}),
+KINDS: Mapping[str, tuple[Callable[[int, int], set[int]], set[HangKind]]] = {
+    "sleep": (one, {HangKind.USER_CODE}),
+    "loop": (one, {HangKind.USER_CODE}),
+    "holds_the_gil": (one, {HangKind.USER_CODE}),
+    "computes_in_c": (one, {HangKind.USER_CODE}),
+    "crossed_receives": (two, {HangKind.PAIR}),
+    "mismatch": (one, {HangKind.MISMATCH}),
+    "skips": (one, {HangKind.MISMATCH}),
+    "data_loader": (one, {HangKind.DATA_LOADER}),
+    "data_loader_within": (one, {HangKind.DATA_LOADER}),
+    "data_loader_worker_stopped": (one, {HangKind.DATA_LOADER}),
+    "pool_worker_dead": (one, {HangKind.USER_CODE}),
+    "stopped": (one, {HangKind.STOPPED}),
+    "uninterruptible": (one, {HangKind.UNINTERRUPTIBLE}),
+    "opens_a_fifo": (one, {HangKind.FILE}),
+    "locks": (one, {HangKind.USER_CODE}),
+    "saves": (one, {HangKind.CHECKPOINT}),
+    "within_ddp": (one, {HangKind.USER_CODE}),
+    "in_backward": (one, {HangKind.USER_CODE}),
+    "waits_async": (one, {HangKind.USER_CODE}),
+    "gathers_objects": (one, {HangKind.USER_CODE}),
+    "monitored": (one, {HangKind.USER_CODE}),
+    "in_store": (one, {HangKind.USER_CODE}),
+    "in_init": (one, {HangKind.START}),
+    "saves_together": (one, {HangKind.CHECKPOINT}),
+    "two_asleep": (two, {HangKind.USER_CODE, HangKind.FILE}),
+    "awaits_an_event": (one, {HangKind.USER_CODE}),
+    "gets_from_a_queue": (one, {HangKind.USER_CODE}),
+    "runs_a_program": (one, {HangKind.USER_CODE}),
+    "receives_from_a_socket": (one, {HangKind.USER_CODE}),
+    "in_a_thread": (one, {HangKind.USER_CODE}),
+    "subgroups": (one, {HangKind.USER_CODE}),
+    "extra_collective": (one, {HangKind.MISMATCH}),
+    "holds_an_import_lock": (one, {HangKind.USER_CODE}),
+    "fully_sharded": (one, {HangKind.USER_CODE}),
+    "sends_without_receiver": (one, {HangKind.PAIR}),
+    "everybody": (none, {HangKind.EVERYBODY}),
 }
 
 
 def right(kind: str, culprit: int, named: Iterable[int], named_as: str, ranks: int = RANKS) -> bool:
     """Whether those are named who did it, and as what."""
     whom, kinds = KINDS[kind]
-    return set(named) == whom(culprit, ranks) and Kind(named_as) in kinds
+    return set(named) == whom(culprit, ranks) and HangKind(named_as) in kinds
 
 
 class HungJob:
@@ -168,7 +168,7 @@ class Hang:
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in enumerate(self.ranks)}
 
-    def right(self, verdict: Verdict) -> bool:
+    def right(self, verdict: HangVerdict) -> bool:
         """Whether the verdict names those who did it, and as what."""
         return right(self.kind, self.culprit, verdict.culprits, verdict.kind)
 
@@ -197,7 +197,7 @@ class Hang:
             Observation.of(rank, f"node-{rank // 2}", self._board.read(rank), stacks[rank]) for rank in range(RANKS)
         ]
 
-    async def judge(self) -> Verdict:
+    async def judge(self) -> HangVerdict:
         return name(await self.observe())
 
     def _start(self) -> None:

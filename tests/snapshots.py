@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from outlast.checkpoint.arena import Arena, Mark, Slot, Ticket
-from outlast.checkpoint.format import Save
+from outlast.checkpoint.memory.arena import Arena, Mark, Slot, Ticket
+from outlast.checkpoint.storage.format import Save
 
 SIZE = 1 << 20
 

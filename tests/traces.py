@@ -4,8 +4,8 @@
     for step, node, straggler in training.run(1000): …
 
 Time passes in the trace alone. Agents look at their ranks once a second, each at a time of its own, in the middle of
-whatever these do; what they make of it, and what becomes of that, is the real thing (`core/pace.py`,
-`core/stragglers.py`).
+whatever these do; what they make of it, and what becomes of that, is the real thing (`core/stragglers/pace.py`,
+`core/stragglers/stragglers.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from outlast.board import ONE_MORE, SPENT_BITS, Spent, Totals
-from outlast.core.pace import Strides, interval
-from outlast.core.stragglers import Straggler, Stragglers
-from outlast.messages import Paces
+from outlast.core.stragglers.pace import Strides, interval
+from outlast.core.stragglers.stragglers import Straggler, Stragglers
+from outlast.protocol.paces import Paces
 
 # Of a rank and a step: the seconds of its own work, section by section, in this order.
 Work = Callable[[int, int], Mapping[str, float]]

@@ -8,8 +8,8 @@ Names are loaded when they are asked for: this file is also loaded before a trai
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from outlast.checkpoint.checkpointer import Checkpointer
-    from outlast.checkpoint.per_rank import PerRank
+    from outlast.checkpoint.trainer.checkpointer import Checkpointer
+    from outlast.checkpoint.trainer.per_rank import PerRank
     from outlast.data.accumulation import Accumulation
     from outlast.data.batch import BatchPlan
     from outlast.data.iterable import ElasticIterable
@@ -70,7 +70,7 @@ __all__ = [
 _ROOMS = {
     "Accumulation": "outlast.data.accumulation",
     "BatchPlan": "outlast.data.batch",
-    "Checkpointer": "outlast.checkpoint.checkpointer",
+    "Checkpointer": "outlast.checkpoint.trainer.checkpointer",
     "ElasticIterable": "outlast.data.iterable",
     "ElasticLoader": "outlast.data.loader",
     "ElasticSampler": "outlast.data.sampler",
@@ -80,7 +80,7 @@ _ROOMS = {
     "FailoverStrategy": "outlast.failover",
     "FailureInfo": "outlast.failover",
     "JobFailed": "outlast.errors",
-    "PerRank": "outlast.checkpoint.per_rank",
+    "PerRank": "outlast.checkpoint.trainer.per_rank",
     "Platform": "outlast.platforms.plugins",
     "RanksMissing": "outlast.worker.health",
     "health_check": "outlast.worker.health",

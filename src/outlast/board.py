@@ -46,7 +46,7 @@ PID, ATTACHED_AT, BEATS, BEAT_AT, STEP, STEP_AT = range(1, 7)
 CALIBRATIONS = 7  # how often it was asked for
 REQUEST = 8  # number * 256 + action
 NAMES = 9  # how many there are
-HALT = 10  # the agent's, too: a change is planned; see `Slot.halt`
+HALT = 10  # the agent's, too: a change is planned; see `BoardSlot.halt`
 BOUNDARIES = 11  # between steps, that it has come to, plus one; 0: it comes to none
 HELD = 12  # the one where it waits to hear whether to go on; 0: it does not
 SEALED, SAVED = 13, 14  # the one where it has saved, and the step plus one; 0: that could not be done
@@ -97,7 +97,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenSection:
     """A section that a worker is in."""
 
     name: str
@@ -118,7 +118,7 @@ class Reading:
     step_at: float | None = None
     paused: bool = False
     resumed_at: float | None = None
-    sections: tuple[Open, ...] = ()  # the outermost first
+    sections: tuple[OpenSection, ...] = ()  # the outermost first
     closed_at: float | None = None  # when a section was closed last
     longest: Mapping[str, float]  # seconds: "startup", "heartbeat", "outside" and "section:NAME", as far as measured
     calibrations: int = 0
@@ -155,7 +155,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Progress:
+class BoundaryProgress:
     """How far a worker has come, in boundaries between its steps."""
 
     able: bool  # it comes to boundaries at all
@@ -174,7 +174,7 @@ class LastWords:
     traceback: str
 
 
-class Slot:
+class BoardSlot:
     """One worker's part of a board; or, for a worker without Outlast, as much memory of its own."""
 
     def __init__(self, memory: memoryview | None = None, bell: str = "") -> None:
@@ -183,7 +183,7 @@ class Slot:
         self._bell = bell
 
     @classmethod
-    def at(cls, address: str) -> Slot:
+    def at(cls, address: str) -> BoardSlot:
         """The slot that an agent gave this address. Raises OSError or ValueError in one line."""
         path, number, key = address.rsplit(":", 2)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -260,11 +260,11 @@ class Slot:
         word = self.words[HALT]
         return (word >> 2, bool(word & 2)) if word else None
 
-    def progress(self) -> Progress:
+    def progress(self) -> BoundaryProgress:
         """Of the agent: how far the worker has come."""
         boundaries, held, sealed, saved = self.words[BOUNDARIES : SAVED + 1].tolist()  # upwards, as it writes them
         passed = max(boundaries - 1, 0)
-        return Progress(
+        return BoundaryProgress(
             able=boundaries > 0,
             passed=passed - 1 if passed and held == passed else passed,
             sealed=sealed,
@@ -298,7 +298,7 @@ class Slot:
         """What it says now."""
         now = time.monotonic_ns()
         words = collect(self.words)
-        sections = [Open(self.name(word & NAME_BITS), _seconds(word & CLOCK_BITS)) for word in _used(words)]
+        sections = [OpenSection(self.name(word & NAME_BITS), _seconds(word & CLOCK_BITS)) for word in _used(words)]
         return Reading(
             read_at=_seconds(now),
             born_at=_seconds(words[BORN_AT]),
@@ -365,7 +365,7 @@ class Board:
         self.bell, self._rope = os.pipe()
         os.set_blocking(self.bell, False)
         self._key = int.from_bytes(os.urandom(7), "little")
-        self._slots = [Slot(_part(self._whole, number)) for number in range(slots)]
+        self._slots = [BoardSlot(_part(self._whole, number)) for number in range(slots)]
         for slot in self._slots:
             slot.words[BORN_AT] = time.monotonic_ns()
         with self._whole[:SIZE].cast("q") as header:
@@ -399,7 +399,7 @@ class Board:
         for slot in self._slots:
             slot.halt(at, durable)
 
-    def progress(self) -> list[Progress]:
+    def progress(self) -> list[BoundaryProgress]:
         """How far the workers have come."""
         return [slot.progress() for slot in self._slots]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outlast.messages import Failure
+    from outlast.protocol.failures import Failure
     from outlast.verdict import Verdict
 
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from outlast.messages import FailoverStrategy, Failure
+from outlast.protocol.failures import FailoverStrategy, Failure
 
 __all__ = ["FailoverExtension", "FailoverStrategy", "FailureInfo"]
 

@@ -17,10 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.core.authority import Memory
-from outlast.core.decisions import decisions
-from outlast.core.events import Command, Event
-from outlast.messages import PROTOCOL, Rules, Term
+from outlast.core.job.commands import Command
+from outlast.core.job.decisions import decisions
+from outlast.core.job.inputs import Event
+from outlast.core.succession.authority import Memory
+from outlast.protocol.membership import PROTOCOL
+from outlast.protocol.rules import Rules
+from outlast.protocol.succession import Term
 
 log = logging.getLogger("coordinator")
 
@@ -51,11 +54,11 @@ class Remembered(msgspec.Struct, frozen=True, tag="memory"):
     memory: Memory
 
 
-class Cut(msgspec.Struct, frozen=True, tag="cut"):
+class JournalCut(msgspec.Struct, frozen=True, tag="cut"):
     """What was written before has been dropped, because the file grew too large."""
 
 
-Record = Began | Happened | Remembered | Cut
+Record = Began | Happened | Remembered | JournalCut
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
 
@@ -69,7 +72,7 @@ def digest(lines: Sequence[str]) -> str:
     return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest() if lines else ""
 
 
-class Damaged(Exception):
+class JournalDamaged(Exception):
     """A journal is not whole. `good`: the bytes before the damage."""
 
     def __init__(self, good: int, records: int) -> None:
@@ -78,17 +81,17 @@ class Damaged(Exception):
 
 
 def read(data: bytes) -> Iterator[Record]:
-    """The records of a journal, one after the other; raises `Damaged` where the first bad one begins."""
+    """The records of a journal, one after the other; raises `JournalDamaged` where the first bad one begins."""
     at, count = 0, 0
     while at < len(data):
         end = data.find(b"\n", at)
         line = data[at:end] if end >= 0 else b""
         if end < 0 or line[8:9] != b" " or _sum(line[9:]) != line[:8]:
-            raise Damaged(at, count)
+            raise JournalDamaged(at, count)
         try:
             record = _decoder.decode(line[9:])
         except msgspec.DecodeError:
-            raise Damaged(at, count) from None
+            raise JournalDamaged(at, count) from None
         yield record
         at, count = end + 1, count + 1
 
@@ -108,7 +111,7 @@ def recall(path: Path) -> Memory | None:
         for record in read(data):
             if isinstance(record, Remembered) or (isinstance(record, Began) and record.memory is not None):
                 memory = record.memory
-    except Damaged as damaged:
+    except JournalDamaged as damaged:
         log.warning("the journal %s is %s: the nodes will say what is missing", path, damaged)
         with suppress(OSError):  # on a disk that can only be read: then nothing is written behind it either
             os.truncate(path, damaged.good)
@@ -187,7 +190,7 @@ class Journal:
                 os.ftruncate(self._file, 0)
             self._size = 0
             self._pending = []
-            self._write([Cut()])
+            self._write([JournalCut()])
 
     def _give_up(self, error: OSError) -> None:
         log.error("the journal %s cannot be written (%s): the job goes on without it", self._path, error.strerror)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.agent.witness import named, tail
+from outlast.agent.postmortem.evidence import named, tail
 from outlast.diagnosis.cause import Diagnosis, Finding
 from outlast.diagnosis.evidence import Evidence
 from outlast.verdict import First, Followed, Verdict, Why, moment

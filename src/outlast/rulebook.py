@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.core.strategy import Rule, check
+from outlast.core.recovery.strategy import Rule, check
 from outlast.signatures import read_yaml
 
 

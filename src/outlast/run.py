@@ -15,13 +15,13 @@ import threading
 from collections.abc import Sequence
 
 from outlast import log
-from outlast.agent.events import announce
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.agent.launcher import launch_node
-from outlast.agent.link import Unreachable
-from outlast.agent.summary import failure_summary, forward_error_file, root_failure
+from outlast.agent.output.summary import failure_summary, forward_error_file, root_failure
+from outlast.agent.output.torchrun_events import announce
 from outlast.cli.request import parse
 from outlast.errors import JobFailed
-from outlast.messages import Over
+from outlast.protocol.membership import Over
 from outlast.verdict import verdict_of
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     handlers = {number: signal.getsignal(number) for number in signals}  # the event loop does not put them back
     try:
         over = asyncio.run(launch_node(launch, loaded.settings))
-    except (OSError, Unreachable) as error:
+    except (OSError, CoordinatorUnreachable) as error:
         raise JobFailed(str(error)) from error
     finally:
         for number, handler in handlers.items():

@@ -14,7 +14,8 @@ from textwrap import wrap
 
 import msgspec
 
-from outlast.messages import Failure, Over, Tried
+from outlast.protocol.failures import Failure, Tried
+from outlast.protocol.membership import Over
 
 WIDTH = 100
 SHOWN_RANKS = 6  # of those that followed

@@ -13,8 +13,10 @@ import msgspec
 import pytest
 
 from jobs import WAITS, free_port, node, workers
-from outlast.messages import Ack, FromCoordinator, Join, Refuse, Report, Standing, State
-from outlast.wire import CODE, HEADER, MAGIC, MAX_FRAME, NONCE, Wire, WrongToken
+from outlast.protocol.membership import Ack, Join, Refuse, Report, State
+from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.succession import Standing
+from outlast.transport.wire import CODE, HEADER, MAGIC, MAX_FRAME, NONCE, Wire, WrongToken
 from processes import Process
 
 TOKEN = "the secret of this very job"

@@ -17,7 +17,7 @@ import pytest
 from checkpoints.saves import PIECES, checkpointer
 from hosts import SHM
 from jobs import free_port, job, node
-from outlast.checkpoint import format as disk
+from outlast.checkpoint.storage import format as disk
 from processes import Process, await_exit, python
 
 TRAIN = Path(__file__).parent / "checkpoints" / "train.py"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hangs import Hang
-from outlast.agent import stacks
+from outlast.agent.monitoring import stacks
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from jobs import free_port, job, node
-from outlast.checkpoint import format as disk
+from outlast.checkpoint.storage import format as disk
 from processes import Process, await_exit, python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_elastic.py"

@@ -109,7 +109,7 @@ def test_an_agent_that_was_stopped_together_with_its_workers_gives_them_their_ti
 # The coordinator gives up on a node 0.15 s before an agent gives up on it: too close for a busy machine.
 PATIENT_LAUNCHER = """
 import sys
-from outlast.agent import hangs
+from outlast.agent.monitoring import hangs
 from outlast.cli import main
 hangs.TO_NAME = 60.0
 sys.exit(main(sys.argv[1:]))

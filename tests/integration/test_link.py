@@ -10,7 +10,7 @@ from processes import python
 PORT = 40000
 DIALS = f"""
 import asyncio, socket, struct
-from outlast.agent.link import connect
+from outlast.agent.coordinator_link.link import connect
 from outlast.launch import Endpoint
 plain = socket.create_connection(("127.0.0.1", {PORT}))
 assert plain.getsockname() == plain.getpeername()  # or this host would show nothing

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import job
-from outlast.checkpoint import format as disk
+from outlast.checkpoint.storage import format as disk
 from processes import Process
 
 SCRIPT = Path(__file__).parent / "checkpoints" / "split_model.py"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hosts import Host
 from membership.job import QUICK, ElasticJob
-from outlast.core.events import Reported
-from outlast.journal import Damaged, Happened, read
+from outlast.core.job.inputs import Reported
+from outlast.journal import Happened, JournalDamaged, read
 from processes import outlast
 
 
@@ -56,7 +56,7 @@ def await_journalled(journal: Path, generation: int, timeout: float = 120) -> No
     """Wait until the journal holds that a node runs this generation."""
     deadline = time.monotonic() + timeout
     while True:
-        with suppress(Damaged):  # a record is being written
+        with suppress(JournalDamaged):  # a record is being written
             for record in read(journal.read_bytes()):
                 event = record.event if isinstance(record, Happened) else None
                 if isinstance(event, Reported) and event.report.generation == generation:

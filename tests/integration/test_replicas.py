@@ -11,8 +11,8 @@ import pytest
 
 from hosts import Host
 from membership.job import QUICK, ElasticJob
-from outlast.checkpoint import arena
-from outlast.checkpoint import format as disk
+from outlast.checkpoint.memory import arena
+from outlast.checkpoint.storage import format as disk
 from processes import Process, python
 
 TRAIN = Path(__file__).parent / "checkpoints" / "train.py"

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from jobs import free_port, job, node
-from outlast.checkpoint import format as disk
-from outlast.checkpoint.storage import Url
+from outlast.checkpoint.storage import format as disk
+from outlast.checkpoint.storage.storage import Url
 from processes import Process, python
 from stores import Proxy, unavailable
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outlast.core.job import Job, Phase
-from outlast.messages import Assignment, Over, Rules, Start
+from outlast.core.job.job import Job, Phase
+from outlast.protocol.generations import Assignment, Start
+from outlast.protocol.membership import Over
+from outlast.protocol.rules import Rules
 
 ENDS = ("interrupted on", "no node is left", "(pend_timeout)")  # reasons for which a job may end
 

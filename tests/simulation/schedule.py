@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from outlast.messages import Rules
+from outlast.protocol.rules import Rules
 
 FAULTS = (
     "crash", "power", "cut", "split", "flap", "reset", "drain", "interrupt", "join",

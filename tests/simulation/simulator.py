@@ -28,33 +28,25 @@ from invariants import Violation, Witness
 from msgspec.structs import replace
 from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 
-from outlast.core import node_events as agent
-from outlast.core.authority import Memory
-from outlast.core.decisions import decisions
-from outlast.core.events import Cordon, Drop, Event, Found, Joined, Lost, Note, Raise, Remember, Reported, Send, Tick
-from outlast.core.job import FIRST_NODE, Job, Phase
-from outlast.core.liveness import Liveness
-from outlast.core.node import FIRST_PATIENCE, Node
-from outlast.core.roster import world_of
-from outlast.messages import (
-    Ack,
-    Assignment,
-    Charter,
-    FailoverStrategy,
-    Failure,
-    FromCoordinator,
-    Halted,
-    Join,
-    Leaving,
-    Over,
-    Report,
-    Rules,
-    Seen,
-    Standing,
-    Start,
-    Term,
-)
-from outlast.messages.checks import Findings, Probe
+from outlast.core.job.commands import Cordon, Drop, Note, Raise, Remember, Send
+from outlast.core.job.decisions import decisions
+from outlast.core.job.inputs import Event, Found, Joined, Lost, Reported
+from outlast.core.job.job import FIRST_NODE, Job, Phase
+from outlast.core.membership.liveness import Liveness
+from outlast.core.membership.roster import world_of
+from outlast.core.node import commands as node_commands
+from outlast.core.node import inputs as node_inputs
+from outlast.core.node.node import FIRST_PATIENCE, Node
+from outlast.core.succession.authority import Memory
+from outlast.core.tick import Tick
+from outlast.protocol.checks import Findings, Probe
+from outlast.protocol.failures import FailoverStrategy, Failure
+from outlast.protocol.generations import Assignment, Halted, Start
+from outlast.protocol.hangs import Seen
+from outlast.protocol.membership import Ack, Join, Leaving, Over, Report
+from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.rules import Rules
+from outlast.protocol.succession import Charter, Standing, Term
 
 MOST_EVENTS = 200_000  # a schedule with more is a busy loop
 MOST_AGENTS = 9
@@ -408,7 +400,7 @@ class Simulation:
         self._tell(f"the coordinator of host{c.host.number} ends")
         self._kill_coordinator(c)
         if c.by.alive and c.by.node.hosting:
-            self._to_node(c.by, agent.NotHosted())
+            self._to_node(c.by, node_inputs.NotHosted())
 
     def _kill_coordinator(self, c: Coordinator) -> None:
         c.alive = False
@@ -442,7 +434,7 @@ class Simulation:
         host, charter = one.host, one.node.charter
         assert charter is not None
         if host.coordinator is not None:
-            self._to_node(one, agent.NotHosted())
+            self._to_node(one, node_inputs.NotHosted())
             return
         host.journal = []
         self._coordinate(host, one, charter.rules, term, charter.run, None, charter)
@@ -688,12 +680,12 @@ class Simulation:
         c, standing = answers[chosen]
         one.connection, one.last = Connection(one, c), c.host
         self._tell(f"{one.id} connects to {standing} of host{c.host.number}")
-        self._to_node(one, agent.Connected(standing))
+        self._to_node(one, node_inputs.Connected(standing))
 
     def _backoff(self) -> float:
         return self.random.random() * self.schedule.backoff
 
-    def _to_node(self, one: Agent, event: agent.Event, now: float | None = None) -> None:
+    def _to_node(self, one: Agent, event: node_inputs.Event, now: float | None = None) -> None:
         if one.paused:
             one.backlog.append((self._to_node, (one, event)))
             return
@@ -703,31 +695,31 @@ class Simulation:
         if at >= one.lease and one.group is not None:
             self._witness.excuse(one.group.place.generation, lost=True)  # it has been cut off, or is now
         hang_up = False
-        if isinstance(event, agent.Received) and isinstance(event.message, Ack | Start):
+        if isinstance(event, node_inputs.Received) and isinstance(event.message, Ack | Start):
             one.since = self.t
         for command in one.node.handle(event, at):
-            if isinstance(command, agent.Tell):
+            if isinstance(command, node_commands.Tell):
                 connection = one.connection
                 if connection is not None:
                     report = command.report
                     self._send_up(connection, one.join(self.rules, report) if command.first else report)
-            elif isinstance(command, agent.StartWorkers):
+            elif isinstance(command, node_commands.StartWorkers):
                 self._start_workers(one, command.assignment)
-            elif isinstance(command, agent.StopWorkers):
+            elif isinstance(command, node_commands.StopWorkers):
                 self._stop_workers(one, command.generation, command.grace)
-            elif isinstance(command, agent.HaltWorkers):
+            elif isinstance(command, node_commands.HaltWorkers):
                 self._halt(one, command.at)
-            elif isinstance(command, agent.Lease):
+            elif isinstance(command, node_commands.Lease):
                 one.lease = command.until
-            elif isinstance(command, agent.Hangup):
+            elif isinstance(command, node_commands.Hangup):
                 hang_up = True
-            elif isinstance(command, agent.Host):
+            elif isinstance(command, node_commands.Host):
                 self._after(self.random.random() * self.schedule.revive, self._host, one, command.term)
-            elif isinstance(command, agent.Retire):
+            elif isinstance(command, node_commands.Retire):
                 self._retire(one)
-            elif isinstance(command, agent.Examine):
+            elif isinstance(command, node_commands.Examine):
                 self._examine(one, command.probe)
-            elif isinstance(command, agent.Show):
+            elif isinstance(command, node_commands.Show):
                 if one.connection is not None:
                     self._send_up(one.connection, command.seen)
             else:
@@ -753,12 +745,12 @@ class Simulation:
             one.probed, one.findings = this, None
             self._after(self._luck.random() * self.rules.node_timeout, self._examined, one, this)
         elif this == one.probed and one.findings is not None:
-            self._after(0.0, self._to_node, one, agent.Examined(one.findings))
+            self._after(0.0, self._to_node, one, node_inputs.Examined(one.findings))
 
     def _examined(self, one: Agent, this: tuple[int, int]) -> None:
         if one.probed == this:
             one.findings = Findings(*this, alone="" if one.fit else UNFIT)
-            self._to_node(one, agent.Examined(one.findings))
+            self._to_node(one, node_inputs.Examined(one.findings))
 
     def _arm_agent(self, one: Agent) -> None:
         deadline = one.node.deadline()
@@ -781,7 +773,7 @@ class Simulation:
         if one.host.real(deadline) <= self.t:
             now = max(deadline, one.host.clock(self.t))
             before = one.connection
-            self._to_node(one, agent.Tick(), now)
+            self._to_node(one, Tick(), now)
             after = one.node.deadline()
             if one.alive and one.connection is before and after is not None and after <= now:
                 raise Violation("no busy loop", f"the deadline of {one.id} stays at {after}")
@@ -799,7 +791,7 @@ class Simulation:
             return
         if self.story is not None and not isinstance(message, Over):
             self._tell(f"{one.id:4} <- {message}")
-        self._to_node(one, agent.Received(message))
+        self._to_node(one, node_inputs.Received(message))
         if isinstance(message, Over):
             self._tell(f"{one.id:4} <- over: {message.reason}")
             if not one.alive or one.node._over is not None:
@@ -812,7 +804,7 @@ class Simulation:
         elif one.alive and one.connection is connection:
             one.connection = None
             self._tell(f"{one.id:4} disconnected")
-            self._to_node(one, agent.Disconnected())
+            self._to_node(one, node_inputs.Disconnected())
             self._after(self._backoff(), self._dial, one)
 
     def _end_agent(self, one: Agent, *, fin: bool) -> None:
@@ -892,7 +884,7 @@ class Simulation:
     def _say_halted(self, group: Group) -> None:
         step = group.sealed or None
         halted = Halted(at=group.halt or 0, able=self.saves, passed=group.passed, sealed=group.sealed, step=step)
-        self._to_node(group.agent, agent.Halting(group.place.generation, halted))
+        self._to_node(group.agent, node_inputs.Halting(group.place.generation, halted))
 
     def _check_saved(self, note: Note) -> None:
         self.saved += 1
@@ -916,8 +908,8 @@ class Simulation:
         self._gone(group, whole=True)
         while group.processes:
             group.processes -= 1
-            self._to_node(one, agent.Exited(generation))
-        self._to_node(one, agent.Cleared(generation))
+            self._to_node(one, node_inputs.Exited(generation))
+        self._to_node(one, node_inputs.Cleared(generation))
 
     def _fail(self, group: Group, by_itself: bool) -> None:
         if not group.alive or not group.processes or (by_itself and not self._chaos):
@@ -931,7 +923,7 @@ class Simulation:
         rank = place.first_rank + group.processes
         if not group.processes:
             self._gone(group)
-        self._to_node(one, agent.Exited(place.generation, self._failure(one, rank, group.processes, 1)))
+        self._to_node(one, node_inputs.Exited(place.generation, self._failure(one, rank, group.processes, 1)))
         if not group.alive:
             self._cleared(group)
 
@@ -981,12 +973,12 @@ class Simulation:
             left -= 1
             ended_well = self.random.random() < 0.3
             failure = None if ended_well else self._failure(one, place.first_rank + left, 0, -15)
-            self._to_node(one, agent.Exited(place.generation, failure))
+            self._to_node(one, node_inputs.Exited(place.generation, failure))
         self._cleared(group)
 
     def _cleared(self, group: Group) -> None:
         self._tell(f"{group.agent.id} is clear of generation {group.place.generation}")
-        self._to_node(group.agent, agent.Cleared(group.place.generation))
+        self._to_node(group.agent, node_inputs.Cleared(group.place.generation))
 
     def _gone(self, group: Group, *, whole: bool = False) -> None:
         group.alive = group.running = False
@@ -1040,7 +1032,7 @@ class Simulation:
                 if one.group is not None:
                     self._witness.excuse(one.group.place.generation)
                 how = Leaving.DRAIN if kind == "drain" else Leaving.INTERRUPT
-                self._to_node(one, agent.Leave(how))
+                self._to_node(one, node_inputs.Leave(how))
 
     def _strike(self, kind: str, c: Coordinator) -> None:
         random, timeout = self.random, self.rules.node_timeout

@@ -8,11 +8,12 @@ from collections import Counter
 import msgspec
 import pytest
 
-from outlast.core.dealer import Dealer
-from outlast.core.hand import Memo
-from outlast.messages.shards import (
+from outlast.core.data_shards.dealer import Dealer
+from outlast.core.data_shards.holdings import Memo
+from outlast.protocol.shards import (
     Cut,
     Deck,
+    DeckProgress,
     Done,
     Due,
     Finding,
@@ -20,34 +21,33 @@ from outlast.messages.shards import (
     Gone,
     Hands,
     Marked,
-    Open,
-    Progress,
+    OpenDeck,
     Query,
     Question,
-    Read,
+    ReadProgress,
     Take,
     Taken,
     Told,
-    Unfit,
+    Unanswerable,
 )
 
 
 class Worker:
     """A script that takes shards; its model is the set of shards that are in it."""
 
-    def __init__(self, rank: int, deck: Deck, base: Progress) -> None:
+    def __init__(self, rank: int, deck: Deck, base: DeckProgress) -> None:
         self.rank = rank
         self.deck = deck
         self.model: list[int] = []
         self.holds: int | None = None
         self.saves = 0
         self.finished = False
-        self.saved: tuple[list[int], Progress] | None = None  # in the last save
-        self.next: Question = Open(deck, 1, base)
+        self.saved: tuple[list[int], DeckProgress] | None = None  # in the last save
+        self.next: Question = OpenDeck(deck, 1, base)
         self.waits = False
 
     def hear(self, finding: Finding) -> None:
-        assert not isinstance(finding, Unfit), finding
+        assert not isinstance(finding, Unanswerable), finding
         self.waits = False
         name, asked = self.deck.name, self.next
         if isinstance(finding, Taken):
@@ -62,7 +62,7 @@ class Worker:
                 assert finding.counts
                 self.model.append(asked.number)
                 self.holds = None
-            if isinstance(asked, Cut) and isinstance(finding, Progress):
+            if isinstance(asked, Cut) and isinstance(finding, DeckProgress):
                 self.saves = asked.save
                 self.saved = (list(self.model), finding)
             self.next = Take(name, 1, self.saves)
@@ -96,7 +96,7 @@ def play(seed: int) -> None:
         "train", draw.randint(1, 60), draw.randint(1, 9), draw.randint(1, 2), save_every=draw.choice([1, 3, 7, 20])
     )
     total = -(-deck.length // deck.size) * deck.epochs
-    base, history, faults = Progress(), Counter[int](), draw.randint(0, 12)
+    base, history, faults = DeckProgress(), Counter[int](), draw.randint(0, 12)
     for generation in range(1, 50):
         shape = [draw.randint(1, 3) for _ in range(draw.randint(1, 4))]
         firsts = [sum(shape[:at]) for at in range(len(shape))]
@@ -178,7 +178,7 @@ def asked(dealer: Dealer, rank: int, question: Question, ticket: int = 1, *, wor
 
 def test_the_shard_of_a_rank_that_has_exited_goes_to_whoever_waits() -> None:
     dealer = Dealer()
-    assert asked(dealer, 0, Open(Deck("train", 1, 1, 1), 1, Progress())) == Marked()
+    assert asked(dealer, 0, OpenDeck(Deck("train", 1, 1, 1), 1, DeckProgress())) == Marked()
     assert asked(dealer, 0, Take("train", 1, 0)) == Taken(0)
     assert asked(dealer, 1, Take("train", 1, 0), ticket=7) is None
     dealer.ask("node 0", Query(1, 2, 0, Gone()))
@@ -188,14 +188,14 @@ def test_the_shard_of_a_rank_that_has_exited_goes_to_whoever_waits() -> None:
 def test_a_keeper_alone_says_what_is_done_and_once() -> None:
     dealer = Dealer()
     deck = Deck("train", 40, 10, 1, keeper=0)
-    assert asked(dealer, 0, Open(deck, 1, Progress())) == Marked()
+    assert asked(dealer, 0, OpenDeck(deck, 1, DeckProgress())) == Marked()
     assert asked(dealer, 1, Take("train", 1, 0)) == Taken(0)
-    assert isinstance(asked(dealer, 1, Done("train", 1, 0, holder=1)), Unfit)
+    assert isinstance(asked(dealer, 1, Done("train", 1, 0, holder=1)), Unanswerable)
     assert asked(dealer, 1, Take("train", 1, 0)) == Taken(0)  # it still has that one
     assert asked(dealer, 0, Done("train", 1, 0, holder=1), ticket=5) == Marked(counts=True)
     assert asked(dealer, 0, Done("train", 1, 0, holder=1), ticket=5) == Marked(counts=True)  # the same question
     assert asked(dealer, 0, Done("train", 1, 0, holder=1), ticket=6) == Marked(counts=False)  # the work came twice
-    assert asked(dealer, 0, Read("train", 1)) == Progress(1)
+    assert asked(dealer, 0, ReadProgress("train", 1)) == DeckProgress(1)
 
 
 def test_a_keeper_is_believed_before_the_holder_after_the_coordinators_death() -> None:
@@ -205,8 +205,8 @@ def test_a_keeper_is_believed_before_the_holder_after_the_coordinators_death() -
     holder.begin(1, 1, 1)
     dealer = Dealer()
     for memo, rank, question in [
-        (keeper, 0, Open(deck, 1, Progress())),
-        (holder, 1, Open(deck, 1, Progress())),
+        (keeper, 0, OpenDeck(deck, 1, DeckProgress())),
+        (holder, 1, OpenDeck(deck, 1, DeckProgress())),
         (holder, 1, Take("train", 1, 0)),
         (keeper, 0, Done("train", 1, 0, holder=1)),
     ]:
@@ -217,13 +217,13 @@ def test_a_keeper_is_believed_before_the_holder_after_the_coordinators_death() -
         dealer = Dealer()
         dealer.hear("a", first.statement())
         dealer.hear("b", second.statement())
-        assert asked(dealer, 0, Read("train", 1)) == Progress(1)
+        assert asked(dealer, 0, ReadProgress("train", 1)) == DeckProgress(1)
         assert asked(dealer, 1, Take("train", 1, 0)) == Taken(1)
 
 
 def test_before_a_planned_change_all_save_as_soon_as_they_can() -> None:
     dealer = Dealer()
-    assert asked(dealer, 0, Open(Deck("train", 40, 10, 1, save_every=100), 1, Progress())) == Marked()
+    assert asked(dealer, 0, OpenDeck(Deck("train", 40, 10, 1, save_every=100), 1, DeckProgress())) == Marked()
     assert asked(dealer, 0, Take("train", 1, 0)) == Taken(0)
     assert asked(dealer, 0, Done("train", 1, 0, 0)) == Marked()
     assert asked(dealer, 1, Take("train", 1, 0)) == Taken(1)
@@ -233,27 +233,30 @@ def test_before_a_planned_change_all_save_as_soon_as_they_can() -> None:
     assert asked(dealer, 1, Done("train", 1, 1, 1)) == Marked()
     assert asked(dealer, 1, Take("train", 1, 0)) == Due(1)
     dealer.ask("node 1", Query(1, 9, 1, Cut("train", 1, 1)))
-    assert {(told.ticket, told.finding) for _, told in dealer.answers(1, 2)} == {(8, Progress(2)), (9, Progress(2))}
+    assert {(told.ticket, told.finding) for _, told in dealer.answers(1, 2)} == {
+        (8, DeckProgress(2)),
+        (9, DeckProgress(2)),
+    }
     assert asked(dealer, 0, Take("train", 1, 1)) == Taken(2)  # the change may have been for others
 
 
 def test_ranks_that_do_not_agree_are_told_so() -> None:
     dealer = Dealer()
-    assert asked(dealer, 0, Open(DECK, 1, Progress())) == Marked()
-    for other in (Open(DECK, 1, Progress(1)), Open(Deck("train", 41, 10, 1), 1, Progress())):
+    assert asked(dealer, 0, OpenDeck(DECK, 1, DeckProgress())) == Marked()
+    for other in (OpenDeck(DECK, 1, DeckProgress(1)), OpenDeck(Deck("train", 41, 10, 1), 1, DeckProgress())):
         answer = asked(dealer, 1, other)
-        assert isinstance(answer, Unfit)
+        assert isinstance(answer, Unanswerable)
         assert "do not agree" in answer.reason
 
 
 def test_a_checkpoint_that_is_loaded_again_takes_shards_from_all() -> None:
     dealer = Dealer()
-    assert asked(dealer, 0, Open(DECK, 1, Progress())) == Marked()
+    assert asked(dealer, 0, OpenDeck(DECK, 1, DeckProgress())) == Marked()
     assert asked(dealer, 0, Take("train", 1, 0)) == Taken(0)
-    assert asked(dealer, 1, Open(DECK, 2, Progress(2, (0,)))) == Marked()
-    assert isinstance(asked(dealer, 0, Done("train", 1, 0, holder=0)), Unfit)
+    assert asked(dealer, 1, OpenDeck(DECK, 2, DeckProgress(2, (0,)))) == Marked()
+    assert isinstance(asked(dealer, 0, Done("train", 1, 0, holder=0)), Unanswerable)
     assert asked(dealer, 1, Take("train", 2, 0)) == Taken(0)
-    assert asked(dealer, 0, Open(DECK, 2, Progress(2, (0,)))) == Marked()
+    assert asked(dealer, 0, OpenDeck(DECK, 2, DeckProgress(2, (0,)))) == Marked()
     assert asked(dealer, 0, Take("train", 2, 0)) == Taken(2)
 
 
@@ -267,7 +270,7 @@ def test_what_agents_remember_is_forgotten_when_all_before_it_is_done() -> None:
         ((_, answer),) = dealer.answers(1, 1)
         return memo.hear(answer)
 
-    told(Open(deck, 1, Progress()))
+    told(OpenDeck(deck, 1, DeckProgress()))
     for number in range(10_000):
         assert told(Take("train", 1, 0)) == Taken(number)
         assert told(Done("train", 1, number, 0)) == Marked()
@@ -280,9 +283,9 @@ def test_what_agents_remember_is_forgotten_when_all_before_it_is_done() -> None:
 
 
 def test_nobody_runs_far_ahead_of_a_slow_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlast.core.dealer.AHEAD", 2)
+    monkeypatch.setattr("outlast.core.data_shards.dealer.AHEAD", 2)
     dealer = Dealer()
-    assert asked(dealer, 0, Open(DECK, 1, Progress())) == Marked()
+    assert asked(dealer, 0, OpenDeck(DECK, 1, DeckProgress())) == Marked()
     assert asked(dealer, 0, Take("train", 1, 0)) == Taken(0)
     assert asked(dealer, 1, Take("train", 1, 0)) == Taken(1)
     assert asked(dealer, 1, Done("train", 1, 1, 1)) == Marked()

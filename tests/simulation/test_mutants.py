@@ -9,25 +9,18 @@ import pytest
 from invariants import Violation
 from simulator import Simulation
 
-from outlast.core import job as job_module
-from outlast.core.authority import Authority, Electorate
-from outlast.core.events import Command, Event, Kind, Lost
-from outlast.core.job import Job, Phase
-from outlast.core.member import Member
-from outlast.core.node import Node
-from outlast.core.roster import Candidate
-from outlast.messages import (
-    Ack,
-    Assignment,
-    Charter,
-    FromCoordinator,
-    Join,
-    Leaving,
-    Report,
-    Standing,
-    State,
-    Term,
-)
+from outlast.core.job import job as job_module
+from outlast.core.job.commands import Command, NoteKind
+from outlast.core.job.inputs import Event, Lost
+from outlast.core.job.job import Job, Phase
+from outlast.core.membership.member import Member
+from outlast.core.membership.roster import Candidate
+from outlast.core.node.node import Node
+from outlast.core.succession.authority import Authority, Electorate
+from outlast.protocol.generations import Assignment
+from outlast.protocol.membership import Ack, Join, Leaving, Report, State
+from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.succession import Charter, Standing, Term
 
 MOST_SEEDS = 3000
 FIRST = {  # where to begin: nobody wants to wait for what few seeds show
@@ -170,7 +163,7 @@ class Remembers(Job):
         Remembers.lives += 1
         super()._joined(join, now)
         if Remembers.lives % 2:
-            self._note("it is an odd one", Kind.NODE)
+            self._note("it is an odd one", NoteKind.NODE)
 
 
 class StartsWithoutALease(Node):
@@ -464,9 +457,9 @@ def by_name(members: list[Candidate], **_: object) -> list[Candidate]:
 @pytest.mark.parametrize(
     ("name", "broken_rule", "invariant"),
     [
-        ("job.lease_of", lambda rules: 1.5 * rules.node_timeout, "one generation"),
-        ("roster.rank", by_name, "infrastructure ranks"),
-        ("job.world_of", without_unit, "the world's size"),
+        ("job.job.lease_of", lambda rules: 1.5 * rules.node_timeout, "one generation"),
+        ("membership.roster.rank", by_name, "infrastructure ranks"),
+        ("job.job.world_of", without_unit, "the world's size"),
     ],
 )
 def test_a_broken_rule_is_caught(

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from outlast.core.shards import Shard, Shards
+from outlast.core.data_shards.shards import Shard, Shards
 
 
 def simulate(seed: int) -> None:

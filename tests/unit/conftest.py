@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from outlast.checkpoint.checkpointer import Checkpointer
+    from outlast.checkpoint.trainer.checkpointer import Checkpointer
 
 
 @pytest.fixture
 def checkpointer(tmp_path: Path) -> Iterator[Callable[..., Checkpointer]]:
     """Makes Checkpointers of one directory, and closes them."""
-    from outlast.checkpoint.checkpointer import Checkpointer  # torch is loaded for those who save
+    from outlast.checkpoint.trainer.checkpointer import Checkpointer
 
     made = []
 

@@ -18,56 +18,38 @@ import msgspec
 
 from outlast import rulebook
 from outlast.agent import supervisor
-from outlast.agent.checker import Checker
-from outlast.agent.desk import Desk
-from outlast.agent.environment import worker_command, worker_environment
-from outlast.agent.extension import Extension
-from outlast.agent.guard import Guard
-from outlast.agent.hangs import Hangs
-from outlast.agent.inquest import Inquest
-from outlast.agent.judge import Judge
-from outlast.agent.keeper import Keeper, Line, listen
-from outlast.agent.leftovers import sweep
-from outlast.agent.link import Link
-from outlast.agent.logs import JobLogs
-from outlast.agent.pace import Pacing
-from outlast.agent.place import Place
-from outlast.agent.ports import StorePorts
-from outlast.agent.seat import Seat
-from outlast.agent.warming import warm
-from outlast.agent.watch import HELD_UP, Hang, Limits, Watch
-from outlast.agent.workers import Streams, WorkerGroup
-from outlast.agent.zygote_process import startup
+from outlast.agent.coordinator_link.link import Link
+from outlast.agent.coordinator_link.location import CoordinatorLocation
+from outlast.agent.monitoring.checker import Checker
+from outlast.agent.monitoring.hangs import Hangs
+from outlast.agent.monitoring.pace import Pacing
+from outlast.agent.monitoring.watch import HELD_UP, Hang, Limits, Watch
+from outlast.agent.output.logs import JobLogs
+from outlast.agent.postmortem.extension import Extension
+from outlast.agent.postmortem.investigation import Investigation
+from outlast.agent.postmortem.verdicts import Judge
+from outlast.agent.processes.environment import worker_command, worker_environment
+from outlast.agent.processes.guard import Guard
+from outlast.agent.processes.place import Place
+from outlast.agent.processes.ports import StorePorts
+from outlast.agent.processes.worker_requests import WorkerRequests
+from outlast.agent.processes.workers import Streams, WorkerGroup
+from outlast.agent.snapshots.keeper import Keeper, Line, listen
+from outlast.agent.snapshots.leftovers import sweep
+from outlast.agent.warm_start.warming import warm
+from outlast.agent.warm_start.zygote_process import startup
 from outlast.board import Action, Request
-from outlast.clock import now
-from outlast.commission import Tls
-from outlast.config import Settings, termination_signal
-from outlast.core.node import Node
-from outlast.core.node_events import (
+from outlast.core.node.commands import (
     Agree,
     Blame,
-    Cleared,
     Command,
-    Connected,
-    Disconnected,
-    Event,
     Examine,
-    Examined,
     Exit,
-    Exited,
-    Halting,
     HaltWorkers,
     Hangup,
-    Holds,
     Host,
-    KeepsUp,
     Lease,
-    Leave,
-    Measured,
-    NotHosted,
     Observe,
-    Paced,
-    Received,
     Retire,
     SetStride,
     Show,
@@ -75,30 +57,41 @@ from outlast.core.node_events import (
     StopWorkers,
     TakeMeasures,
     Tell,
-    Tick,
+)
+from outlast.core.node.inputs import (
+    Cleared,
+    Connected,
+    Disconnected,
+    Event,
+    Examined,
+    Exited,
+    Halting,
+    Holds,
+    KeepsUp,
+    Leave,
+    Measured,
+    NotHosted,
+    Paced,
+    Received,
     Wished,
 )
+from outlast.core.node.node import Node
+from outlast.core.tick import Tick
 from outlast.launch import Launch
-from outlast.messages import (
-    Assignment,
-    Failure,
-    FromCoordinator,
-    Join,
-    Leaving,
-    Notice,
-    Over,
-    Pace,
-    Standing,
-    State,
-    Term,
-    Wanted,
-    Welcome,
-    Wish,
-)
-from outlast.messages.fields import sendable
-from outlast.messages.shards import Told
-from outlast.messages.snapshots import Keeping
 from outlast.platforms.infrastructure import infra_rank
+from outlast.protocol.failures import Failure
+from outlast.protocol.fields import sendable
+from outlast.protocol.generations import Assignment
+from outlast.protocol.membership import Join, Leaving, Notice, Over, State, Wanted, Welcome, Wish
+from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.paces import Pace
+from outlast.protocol.shards import Told
+from outlast.protocol.snapshots import Keeping
+from outlast.protocol.succession import Standing, Term
+from outlast.settings.settings import Settings
+from outlast.settings.values import termination_signal
+from outlast.system.clock import now
+from outlast.transport.commission import Tls
 
 log = logging.getLogger("agent")
 
@@ -129,7 +122,9 @@ class Agent:
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._ports = StorePorts(settings.store_ports)
         self._node = Node(self._id, store_port=self._ports.promised)
-        self.seat = Seat(launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted)
+        self.seat = CoordinatorLocation(
+            launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted
+        )
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
         self._keeper = Keeper(
@@ -152,7 +147,7 @@ class Agent:
         self._pacing: Pacing | None = None
         judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
         self._extension = extension
-        self._inquest = Inquest(self._name, launch.job, judge, extension, feed=self._feed, run=self._run)
+        self._inquest = Investigation(self._name, launch.job, judge, extension, feed=self._feed, run=self._run)
         self._assignment: Assignment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
@@ -171,7 +166,7 @@ class Agent:
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
         )
-        self._desk = Desk(self._link.send)
+        self._desk = WorkerRequests(self._link.send)
 
     def _line_to_other_keepers(self) -> Line | None:
         settings, launch = self._settings, self._launch

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 
 from outlast.agent.agent import Agent
-from outlast.agent.extension import Extension
-from outlast.agent.hosting import Hosting
-from outlast.agent.logs import JobLogs
-from outlast.agent.place import hold
-from outlast.agent.workers import be_subreaper
-from outlast.config import Settings
+from outlast.agent.coordinator_link.hosting import Hosting
+from outlast.agent.output.logs import JobLogs
+from outlast.agent.postmortem.extension import Extension
+from outlast.agent.processes.place import hold
+from outlast.agent.processes.workers import be_subreaper
 from outlast.launch import Launch
-from outlast.messages import Over
+from outlast.protocol.membership import Over
+from outlast.settings.settings import Settings
 from outlast.verdict import verdict_of
 
 log = logging.getLogger("agent")

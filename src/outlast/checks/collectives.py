@@ -10,7 +10,7 @@ from typing import Any
 
 from outlast.checks.accelerator import Accelerator
 from outlast.checks.phases import first_line
-from outlast.checks.plan import NETWORK, START, Plan
+from outlast.checks.plan import NETWORK, START, CheckPlan
 from outlast.worker.store import await_listening
 
 SHARE = 0.8  # of a phase's time, after which torch is to say itself what it waits for
@@ -25,7 +25,7 @@ class Failed(Exception):
     """A collective did not do what it should; the message says how."""
 
 
-def gather(plan: Plan) -> None:
+def gather(plan: CheckPlan) -> None:
     """Wait until all processes of this node have imported torch: no phase's time is spent on that."""
     from torch.distributed import FileStore
 
@@ -34,7 +34,7 @@ def gather(plan: Plan) -> None:
     store.wait([f"{HERE}-{rank}" for rank in range(plan.local_size)], timedelta(seconds=START))
 
 
-def local(accelerator: Accelerator, plan: Plan, device: str) -> float:
+def local(accelerator: Accelerator, plan: CheckPlan, device: str) -> float:
     """GB/s among the processes of this node."""
     from torch.distributed import FileStore
 
@@ -43,7 +43,7 @@ def local(accelerator: Accelerator, plan: Plan, device: str) -> float:
         return _all_reduce(accelerator, plan.local_size, device, accelerator.message)
 
 
-def together(accelerator: Accelerator, plan: Plan, device: str) -> dict[str, float]:
+def together(accelerator: Accelerator, plan: CheckPlan, device: str) -> dict[str, float]:
     """GB/s among the processes of the whole group, all of them together."""
     from torch.distributed import TCPStore
 
@@ -73,7 +73,7 @@ def together(accelerator: Accelerator, plan: Plan, device: str) -> dict[str, flo
 
 
 @contextmanager
-def _group(accelerator: Accelerator, plan: Plan, phase: str, device: str, store: Any) -> Iterator[None]:
+def _group(accelerator: Accelerator, plan: CheckPlan, phase: str, device: str, store: Any) -> Iterator[None]:
     import torch.distributed as dist
 
     of = (plan.local_rank, plan.local_size) if phase == "local" else (plan.rank, plan.size)
@@ -94,7 +94,7 @@ def _group(accelerator: Accelerator, plan: Plan, phase: str, device: str, store:
             dist.destroy_process_group()
 
 
-def _try(accelerator: Accelerator, plan: Plan, device: str, count: int) -> None:
+def _try(accelerator: Accelerator, plan: CheckPlan, device: str, count: int) -> None:
     """All-gather and all-reduce, with results that are known."""
     import torch.distributed as dist
 
@@ -144,7 +144,7 @@ def _timed(accelerator: Accelerator, device: str, once: Callable[[], object]) ->
     return best
 
 
-def _part(store: Any, plan: Plan) -> None:
+def _part(store: Any, plan: CheckPlan) -> None:
     """Leave together: the one that has the store goes last."""
     store.set(f"{LAST}-{plan.rank}", "")
     if plan.rank == 0:

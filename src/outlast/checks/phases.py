@@ -1,4 +1,4 @@
-"""What is tried on one device of one node, by itself. Each returns figures; what is wrong is raised as `Unfit`."""
+"""What is tried on one device of one node, by itself. Each returns figures; what is wrong is raised as `UnfitNode`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISK = 64 << 20  # bytes that are written
 FREE = 0.05  # of a disk
 
 
-class Unfit(Exception):
+class UnfitNode(Exception):
     """This node fails by itself; the message says how. `certain`: once is enough."""
 
     def __init__(self, text: str, *, certain: bool = False) -> None:
@@ -47,7 +47,7 @@ def compute(accelerator: Accelerator, number: int) -> float:
     seconds = fastest(accelerator, once)
     if not torch.equal(results[0], expected):
         wrong = int((results[0] != expected).sum())
-        raise Unfit(f"the matrix product is wrong in {wrong} of {size * size} places", certain=True)
+        raise UnfitNode(f"the matrix product is wrong in {wrong} of {size * size} places", certain=True)
     return float(2 * size**3 / seconds / 1e9)
 
 
@@ -59,13 +59,13 @@ def memory(accelerator: Accelerator) -> float:
         source = torch.arange(count, dtype=torch.int64, device=accelerator.device)
         target = torch.empty_like(source)
     except RuntimeError as error:
-        raise Unfit(f"{2 * accelerator.memory >> 20} MiB of memory cannot be had: {first_line(error)}") from error
+        raise UnfitNode(f"{2 * accelerator.memory >> 20} MiB of memory cannot be had: {first_line(error)}") from error
     # A copy by the CPU either fits into the time that a scheduler gives, or is many times slower: on a busy machine a
     # figure by the clock would be luck. That others want the CPU shows in the product.
     clock = time.thread_time if accelerator.device == "cpu" else time.perf_counter
     seconds = fastest(accelerator, lambda: target.copy_(source), clock)
     if not torch.equal(target, torch.arange(count, dtype=torch.int64, device=accelerator.device)):
-        raise Unfit("memory does not hold what was written into it", certain=True)
+        raise UnfitNode("memory does not hold what was written into it", certain=True)
     return float(2 * accelerator.memory / seconds / 1e9)
 
 
@@ -87,7 +87,7 @@ def disk(path: str) -> tuple[float, list[str]]:
             os.fsync(file.fileno())
             return DISK / (time.perf_counter() - began) / 1e6, warnings
     except OSError as error:
-        raise Unfit(f"{path} cannot be written to: {error.strerror}") from error
+        raise UnfitNode(f"{path} cannot be written to: {error.strerror}") from error
 
 
 def system() -> Iterator[str]:

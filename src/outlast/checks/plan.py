@@ -22,7 +22,7 @@ LIMITS = {
 START = 120.0  # seconds until a process begins: torch may have to be imported
 
 
-class Plan(msgspec.Struct, frozen=True):
+class CheckPlan(msgspec.Struct, frozen=True):
     """One process's part in a probe."""
 
     number: int
@@ -41,7 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
     def limit_of(self, phase: str) -> float:
         """Seconds for this phase.
 
-        >>> Plan(1, 0, 1, 0, 1, "", 0, "", limit=5.0).limit_of("network")
+        >>> CheckPlan(1, 0, 1, 0, 1, "", 0, "", limit=5.0).limit_of("network")
         5.0
         """
         return min(LIMITS[phase], self.limit)

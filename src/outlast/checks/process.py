@@ -8,21 +8,21 @@ from contextlib import contextmanager
 
 import msgspec
 
-from outlast.checks.plan import MARK, NETWORK, VARIABLE, Plan, Word
+from outlast.checks.plan import MARK, NETWORK, VARIABLE, CheckPlan, Word
 
 STDOUT = 1
 
 
 def main() -> int:
     """Do what the environment says. A failure is said, not raised: the exit code is 0 unless this process dies."""
-    plan = msgspec.json.decode(os.environ.pop(VARIABLE), type=Plan)
+    plan = msgspec.json.decode(os.environ.pop(VARIABLE), type=CheckPlan)
     from outlast.checks.collectives import Failed, gather
-    from outlast.checks.phases import Unfit, first_line
+    from outlast.checks.phases import UnfitNode, first_line
 
     try:
         gather(plan)
         carry_out(plan)
-    except Unfit as unfit:
+    except UnfitNode as unfit:
         say(Word(failed=str(unfit), certain=unfit.certain))
     except Failed as failed:
         say(Word(failed=str(failed)))
@@ -33,7 +33,7 @@ def main() -> int:
     return 0
 
 
-def carry_out(plan: Plan) -> None:
+def carry_out(plan: CheckPlan) -> None:
     """All phases of a probe."""
     from outlast.checks import collectives, phases
     from outlast.checks.accelerator import find
@@ -43,7 +43,7 @@ def carry_out(plan: Plan) -> None:
         accelerator = find(plan.accelerator)
         count = accelerator.count()
         if not count:
-            raise phases.Unfit(f"torch sees no {accelerator.device} here")
+            raise phases.UnfitNode(f"torch sees no {accelerator.device} here")
         index = plan.local_rank % count
         accelerator.use(index)
         say(Word(facts=phases.versions(accelerator)))
@@ -56,7 +56,7 @@ def carry_out(plan: Plan) -> None:
         for warning in health.warnings:
             say(Word(warning=f"{accelerator.device} {index}: {warning}"))
         if health.faults:
-            raise phases.Unfit(f"{accelerator.device} {index}: {'; '.join(health.faults)}", certain=True)
+            raise phases.UnfitNode(f"{accelerator.device} {index}: {'; '.join(health.faults)}", certain=True)
     with phase("compute"):
         say(Word(figures={"compute": phases.compute(accelerator, plan.number)}))
     with phase("memory"):

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outlast import log
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.agent.launcher import launch_node
-from outlast.agent.link import Unreachable
 from outlast.cli.flags import Parser, add_settings, given_settings
 from outlast.cli.request import check_checks, endpoint_of, nnodes_of, nproc_of
-from outlast.config import Settings, load
 from outlast.launch import Endpoint, Launch
+from outlast.settings.loading import load
+from outlast.settings.settings import Settings
 
 ENTRYPOINT = "outlast check"  # what nodes of the same check have in common, as others have their script
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         loaded = load(given_settings(args), os.environ, args.ft_cfg_path)
         check_checks(loaded)
         return _check(_launch(args), loaded.settings)
-    except (ValueError, OSError, Unreachable) as error:
+    except (ValueError, OSError, CoordinatorUnreachable) as error:
         print(f"outlast check: error: {error}", file=sys.stderr)
         return 1
 

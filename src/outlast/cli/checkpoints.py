@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from outlast.checkpoint import format as disk
-from outlast.checkpoint.format import Damaged, Manifest
-from outlast.checkpoint.persist import prune
-from outlast.checkpoint.storage import Address, Found, address
+from outlast.checkpoint.storage import format as disk
+from outlast.checkpoint.storage.format import Damaged, Manifest
+from outlast.checkpoint.storage.persist import prune
+from outlast.checkpoint.storage.storage import Address, FoundCheckpoint, address
 from outlast.cli.flags import Parser
 
 WIDTH = 30  # characters of a progress bar
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
 
 
-def _choose(path: Address, step: int | None) -> list[Found]:
+def _choose(path: Address, step: int | None) -> list[FoundCheckpoint]:
     """All checkpoints of a directory, or the one that is meant."""
     if isinstance(path, Path) and not path.is_dir():
         raise ValueError(f"{path} is not a directory: give the one that outlast.Checkpointer was given")
@@ -62,7 +62,7 @@ def _choose(path: Address, step: int | None) -> list[Found]:
     return fitting
 
 
-def _list(chosen: list[Found]) -> int:
+def _list(chosen: list[FoundCheckpoint]) -> int:
     rows, damaged = [("checkpoint", "step", "ranks", "size", "saved", "")], False
     for each in chosen:
         try:
@@ -79,7 +79,7 @@ def _list(chosen: list[Found]) -> int:
     return 1 if damaged else 0
 
 
-def _verify(chosen: list[Found]) -> int:
+def _verify(chosen: list[FoundCheckpoint]) -> int:
     damage = 0
     for each in chosen:
         progress = _progress(each.path)
@@ -93,7 +93,7 @@ def _verify(chosen: list[Found]) -> int:
     return 1 if damage else 0
 
 
-def _show(chosen: list[Found]) -> int:
+def _show(chosen: list[FoundCheckpoint]) -> int:
     for each in chosen:
         try:
             manifest = disk.read_manifest(each.path)
@@ -122,10 +122,10 @@ def _prune(path: Address, keep_last: int | None) -> int:
     return 0
 
 
-def _export(chosen: Found, out: str | None, kind: str | None, part: str) -> int:
+def _export(chosen: FoundCheckpoint, out: str | None, kind: str | None, part: str) -> int:
     if out is None:
         raise ValueError("export needs the name of the file to write")
-    from outlast.checkpoint.export import export, format_of
+    from outlast.checkpoint.trainer.export import export, format_of
 
     progress = _progress(chosen.path)
     try:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from outlast.cli.flags import Parser, add_settings, given_settings
-from outlast.config import Loaded, load, spelled
+from outlast.settings.loading import Loaded, load
+from outlast.settings.values import spelled
 
 
 def main(argv: Sequence[str]) -> int:

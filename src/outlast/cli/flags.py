@@ -10,7 +10,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from outlast.config import SETTINGS, Setting, nearest, refusal
+from outlast.settings.loading import refusal
+from outlast.settings.settings import SETTINGS, Setting
+from outlast.settings.values import nearest
 
 STATIC_PORT = 29500
 
@@ -112,7 +114,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, str]:
-    """The settings' flags as `outlast.config.load` takes them."""
+    """The settings' flags as `outlast.settings.load` takes them."""
     return dict(args.settings.values())
 
 

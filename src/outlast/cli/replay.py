@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from outlast.cli.flags import Parser
-from outlast.core.decisions import decisions
-from outlast.core.events import Asked, Event, Joined, Lost, Reported, Saw, Straggled
-from outlast.core.job import Job
-from outlast.journal import Began, Cut, Damaged, Happened, Record, digest, read
+from outlast.core.job.decisions import decisions
+from outlast.core.job.inputs import Asked, Event, Joined, Lost, Reported, Saw, Straggled
+from outlast.core.job.job import Job
+from outlast.journal import Began, Happened, JournalCut, JournalDamaged, Record, digest, read
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         for line in replay.lines(read(data)):
             if not args.differences or line.startswith("!"):
                 print(line)
-    except Damaged as damaged:
+    except JournalDamaged as damaged:
         print(f"outlast replay: {args.journal} is {damaged}; the rest is not shown", file=sys.stderr)
     if not replay.events:
         print(f"outlast replay: error: {args.journal} holds no event: is it a journal?", file=sys.stderr)
@@ -60,7 +60,7 @@ class Replay:
                 )
                 after = "an earlier life" if record.memory is not None else "nothing"
                 yield f"coordinator of term {record.term.number} ({record.term.by}) began, after {after}"
-            elif isinstance(record, Cut):
+            elif isinstance(record, JournalCut):
                 job = None
                 yield "what follows is not recorded from its beginning, and cannot be replayed"
             elif isinstance(record, Happened) and job is not None:

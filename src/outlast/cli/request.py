@@ -16,11 +16,12 @@ from importlib import metadata
 from pathlib import Path
 
 from outlast import rulebook
-from outlast.agent.extension import check_reference
+from outlast.agent.postmortem.extension import check_reference
 from outlast.checks.accelerator import reference_of
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
-from outlast.config import Loaded, load, nearest, truth
 from outlast.launch import Endpoint, Launch, Logs, Std
+from outlast.settings.loading import Loaded, load
+from outlast.settings.values import nearest, truth
 from outlast.signatures import catalogue
 
 _C10D_PORT = 29400

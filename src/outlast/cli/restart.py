@@ -9,16 +9,17 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from outlast import token as tokens
-from outlast.agent.errand import ask
-from outlast.agent.link import Unreachable
-from outlast.agent.seat import client_tls
+from outlast.agent.coordinator_link.ask import ask
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
+from outlast.agent.coordinator_link.location import client_tls
 from outlast.cli.flags import Parser, add_settings, given_settings
 from outlast.cli.request import endpoint_of
-from outlast.config import Settings, load
 from outlast.launch import Endpoint
-from outlast.messages import Ask
-from outlast.token import Record
+from outlast.protocol.requests import Ask
+from outlast.settings.loading import load
+from outlast.settings.settings import Settings
+from outlast.transport import token as tokens
+from outlast.transport.token import Record
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         endpoint, token = _find(args.job, args.rdzv_endpoint, settings)
         question = Ask("restart", f"{_user()} on {socket.gethostname()}", args.job)
         answer = asyncio.run(ask(endpoint, token, client_tls(settings), question))
-    except (ValueError, OSError, Unreachable) as error:
+    except (ValueError, OSError, CoordinatorUnreachable) as error:
         print(f"outlast restart: error: {error}", file=sys.stderr)
         return 1
     if not answer.done:

@@ -11,8 +11,9 @@ from contextlib import suppress
 from outlast.agent import supervisor
 from outlast.cli.flags import given_settings, parser
 from outlast.cli.request import _conf
-from outlast.config import Settings, load
 from outlast.errors import JobFailed
+from outlast.settings.loading import load
+from outlast.settings.settings import Settings
 
 # The agent of a supervisor, whose pid is the first argument. Not -m: see the coordinator's.
 AGENT = (

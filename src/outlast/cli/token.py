@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from outlast.token import make
+from outlast.transport.token import make
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from outlast import certificate, log
-from outlast.commission import Commission
+from outlast import log
 from outlast.coordinator.event_stream import EventStream
 from outlast.coordinator.server import Server
 from outlast.journal import Journal, recall
-from outlast.messages import Over, Term
+from outlast.protocol.membership import Over
+from outlast.protocol.succession import Term
+from outlast.transport import certificate
+from outlast.transport.commission import Commission
 
 LAST_WORDS = 5.0  # after the workers' own time to shut down, for agents to say goodbye
 

@@ -8,8 +8,8 @@ import time
 
 import msgspec
 
-from outlast.core.events import Note
-from outlast.messages import Term
+from outlast.core.job.commands import Note
+from outlast.protocol.succession import Term
 
 log = logging.getLogger("coordinator")
 _encoder = msgspec.json.Encoder()

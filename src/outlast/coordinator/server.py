@@ -14,39 +14,27 @@ from socket import socket
 
 import msgspec
 
-from outlast import clock
 from outlast.coordinator.event_stream import EventStream
-from outlast.core.authority import Memory
-from outlast.core.events import (
-    Asked,
-    Command,
-    Cordon,
-    Drop,
-    Event,
-    Found,
-    Joined,
-    Kind,
-    Lost,
-    Note,
-    Queried,
-    Raise,
-    Remember,
-    Reply,
-    Reported,
-    Saw,
-    Send,
-    Straggled,
-    Tick,
-)
-from outlast.core.job import FIRST, Job
-from outlast.core.liveness import ORPHANS, Liveness
-from outlast.core.stragglers import Stragglers
+from outlast.core.job.commands import Command, Cordon, Drop, Note, NoteKind, Raise, Remember, Reply, Send
+from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
+from outlast.core.job.job import FIRST, Job
+from outlast.core.membership.liveness import ORPHANS, Liveness
+from outlast.core.stragglers.stragglers import Stragglers
+from outlast.core.succession.authority import Memory
+from outlast.core.tick import Tick
 from outlast.journal import Began, Journal
-from outlast.messages import Ask, FromAgent, FromCoordinator, Join, Over, Paces, Report, Rules, Seen, Standing, Term
-from outlast.messages.checks import Findings
-from outlast.messages.shards import Query
 from outlast.platforms.plugins import Alarm, Faulty, Plugins
-from outlast.wire import Wire, WireError
+from outlast.protocol.checks import Findings
+from outlast.protocol.hangs import Seen
+from outlast.protocol.membership import Join, Over, Report
+from outlast.protocol.messages import FromAgent, FromCoordinator
+from outlast.protocol.paces import Paces
+from outlast.protocol.requests import Ask
+from outlast.protocol.rules import Rules
+from outlast.protocol.shards import Query
+from outlast.protocol.succession import Standing, Term
+from outlast.system import clock
+from outlast.transport.wire import Wire, WireError
 
 HANDSHAKE_TIMEOUT = 10.0
 JOURNALLED = 0.02  # seconds within which what happened is written
@@ -54,7 +42,7 @@ READ = 1 << 16
 ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
 BACKLOG = 4096  # the whole of a large job may knock at the same moment
 
-LEVELS = {Kind.HANG: logging.ERROR, Kind.STRAGGLER: logging.WARNING}
+LEVELS = {NoteKind.HANG: logging.ERROR, NoteKind.STRAGGLER: logging.WARNING}
 
 log = logging.getLogger("coordinator")
 _decoder = msgspec.msgpack.Decoder(FromAgent)

@@ -24,7 +24,7 @@ from outlast.data.iterable import ElasticIterable, Stream
 from outlast.data.position import Position
 from outlast.data.sampler import ElasticSampler, Tail
 from outlast.data.seeds import sample_seed
-from outlast.data.source import Key, MicroBatch, Source
+from outlast.data.source import Key, MicroBatch, SampleSource
 
 
 class ElasticLoader:
@@ -67,7 +67,7 @@ class ElasticLoader:
             if name in options:
                 raise ValueError(f"ElasticLoader decides the order itself and takes no {name}=: use ElasticSampler")
         kind = Stream if isinstance(data, ElasticIterable) else MapSource
-        self.source: Source = kind(
+        self.source: SampleSource = kind(
             data,
             batch_size=batch_size,
             global_batch=global_batch,
@@ -193,7 +193,7 @@ class MapSource(ElasticSampler):
 class _Feed:
     """The batch sampler: gives keys to the workers, and remembers what they are worth until the batch is there."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source = source
         self._start = Position()
         self._given: deque[MicroBatch] = deque()
@@ -213,7 +213,7 @@ class _Feed:
 class _Samples(Dataset[Any]):  # type: ignore[misc]
     """What the workers load from: each sample with its own randomness."""
 
-    def __init__(self, source: Source, seed: int | None) -> None:
+    def __init__(self, source: SampleSource, seed: int | None) -> None:
         self._source = source
         self._seed = seed
 

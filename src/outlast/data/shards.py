@@ -1,6 +1,6 @@
 """`ElasticShards`: each worker takes a shard of the data when it is ready for one, at whatever pace.
 
-The coordinator hands them out (`core/dealer.py`); without a launcher, a single process does that for itself.
+The coordinator hands them out (`core/data_shards/`); without a launcher, a single process does that for itself.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol, overload
 
-from outlast.core.dealer import Dealer
+from outlast.core.data_shards.dealer import Dealer
 from outlast.data.order import VERSION, Order
-from outlast.messages.shards import (
+from outlast.protocol.shards import (
     Cut,
     Deck,
+    DeckProgress,
     Done,
     Due,
     Finding,
     Finished,
     Marked,
-    Open,
-    Progress,
+    OpenDeck,
     Query,
     Question,
-    Read,
+    ReadProgress,
     Take,
     Taken,
-    Unfit,
+    Unanswerable,
 )
-from outlast.worker.desk import VARIABLE, Desk
+from outlast.worker.requests import VARIABLE, RequestClient
 
 _lives: dict[str, int] = {}  # by name: how often this process has begun with these shards
 
@@ -123,15 +123,15 @@ class ElasticShards:
         self._rank = int(os.environ.get("RANK", "0"))
         self._world = int(os.environ.get("WORLD_SIZE", "1"))
         self._clerk: Clerk | None = None
-        self._begin(Progress())
+        self._begin(DeckProgress())
 
-    def _begin(self, base: Progress) -> None:
+    def _begin(self, base: DeckProgress) -> None:
         self._base = base
         self._life = _lives[self.deck.name] = _lives.get(self.deck.name, 0) + 1
         self._opened = False
         self._saves = 0
         self._current: DataShard | None = None
-        self._cut: Progress | None = None  # while everybody saves
+        self._cut: DeckProgress | None = None  # while everybody saves
         self._over = False
 
     def __len__(self) -> int:
@@ -187,7 +187,7 @@ class ElasticShards:
         try:
             ours = {"length": self.deck.length, "size": self.deck.size, "order": self.deck.order}
             theirs = {name: state[name] for name in ours}
-            base = Progress(int(state["next"]), tuple(int(number) for number in state["open"].split()))
+            base = DeckProgress(int(state["next"]), tuple(int(number) for number in state["open"].split()))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"this is no state of shards ({error!r}): give what state_dict() returned") from None
         for name, value in ours.items():
@@ -200,7 +200,7 @@ class ElasticShards:
             raise ValueError("the checkpoint names open shards that were never begun: it is damaged")
         self._begin(base)
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> DeckProgress:
         if self._cut is not None:
             return self._cut
         if not self._opened:
@@ -208,19 +208,19 @@ class ElasticShards:
         if self._current is not None and self.deck.keeper is None:
             raise RuntimeError(f"{self._current!r} is under way: say shards.done(shard) before you save")
         if self._over and self.deck.keeper is None:
-            return Progress(len(self))
+            return DeckProgress(len(self))
         if self.deck.keeper != self._rank and self._world > 1:
             raise RuntimeError(
                 "other ranks are at work on shards, so nobody knows what all models contain: save in the function that "
                 "you give as ElasticShards(save=…, save_every=…), or on the keeper"
             )
-        answer = self._ask(Read(self.deck.name, self._life))
-        assert isinstance(answer, Progress)
+        answer = self._ask(ReadProgress(self.deck.name, self._life))
+        assert isinstance(answer, DeckProgress)
         return answer
 
     def _save_together(self, number: int) -> None:
         answer = self._ask(Cut(self.deck.name, self._life, number))
-        assert isinstance(answer, Progress)
+        assert isinstance(answer, DeckProgress)
         assert self._save is not None
         self._saves, self._cut = number, answer
         try:
@@ -232,7 +232,7 @@ class ElasticShards:
         if self._clerk is None:
             self._clerk = _find_clerk(self._world)
         if not self._opened:
-            self._clerk.ask(Open(self.deck, self._life, self._base))
+            self._clerk.ask(OpenDeck(self.deck, self._life, self._base))
             self._opened = True
         return self._clerk.ask(question)
 
@@ -259,7 +259,7 @@ class Alone:
         self._ticket += 1
         self._dealer.ask("", Query(1, self._ticket, 0, question))
         ((_, told),) = self._dealer.answers(generation=1, world=1)
-        if isinstance(told.finding, Unfit):
+        if isinstance(told.finding, Unanswerable):
             raise RuntimeError(told.finding.reason)
         return told.finding
 
@@ -269,7 +269,7 @@ _alone = Alone()
 
 def _find_clerk(world: int) -> Clerk:
     if VARIABLE in os.environ:
-        return Desk(os.environ)
+        return RequestClient(os.environ)
     if world > 1:
         raise RuntimeError("shards for several ranks are handed out by Outlast: start the script with `outlast run`")
     return _alone

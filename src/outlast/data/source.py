@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
     after: Position
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from: a data set that is indexed, or a stream."""
 
     plan: BatchPlan

@@ -53,7 +53,7 @@ MOVING = 1 / 8  # a rank moves whose last heartbeat is younger than this share o
 MOST_NAMED = 8  # ranks, in a sentence
 
 
-class Kind(str, Enum):
+class HangKind(str, Enum):
     """What sort of hang it is."""
 
     STOPPED = "stopped"  # SIGSTOP, a debugger
@@ -71,11 +71,11 @@ class Kind(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class HangVerdict(msgspec.Struct, frozen=True):
     """Who it was. No culprits: it was none of the ranks, or it cannot be said; the sentence says which."""
 
     culprits: tuple[int, ...]
-    kind: Kind
+    kind: HangKind
     sentence: str
     where: str = ""  # of the culprits' code, "train.py:81"
     nodes: tuple[str, ...] = ()  # theirs
@@ -83,7 +83,7 @@ class Verdict(msgspec.Struct, frozen=True):
     @property
     def certain(self) -> bool:
         """Whether it is known who it was, if it was a rank: enough to end one that no clock of its own has found."""
-        return self.kind is not Kind.UNKNOWN
+        return self.kind is not HangKind.UNKNOWN
 
 
 class _Wait(msgspec.Struct, frozen=True):
@@ -116,12 +116,12 @@ class _Rank:
             other.__dict__.update(self.__dict__, rank=rank)
             yield other
 
-    def _by_state(self) -> Kind | None:
+    def _by_state(self) -> HangKind | None:
         """The kind of hang that its state alone makes it."""
         if self.stack == Stack():
             return None  # nobody looked
-        by_state = {"T": Kind.STOPPED, "t": Kind.STOPPED, "D": Kind.UNINTERRUPTIBLE}
-        return by_state.get(self.stack.state, Kind.GONE if self.stack.state in ("", "Z", "X") else None)
+        by_state = {"T": HangKind.STOPPED, "t": HangKind.STOPPED, "D": HangKind.UNINTERRUPTIBLE}
+        return by_state.get(self.stack.state, HangKind.GONE if self.stack.state in ("", "Z", "X") else None)
 
     @property
     def surely_waits(self) -> bool:
@@ -141,40 +141,40 @@ class _Rank:
         caller = self._caller(DATA) or self.user
         return place(caller) if caller else ""
 
-    def kind(self, starting: bool) -> Kind:
+    def kind(self, starting: bool) -> HangKind:
         """What sort of hang it is, if it is this rank that hangs."""
         if self.abnormal:
             return self.abnormal
         if self.unseen:
-            return Kind.ALONE
+            return HangKind.ALONE
         if self._caller(DATA):
-            return Kind.DATA_LOADER
+            return HangKind.DATA_LOADER
         if self._caller(SAVING) or any(word in self._section.lower() for word in SAVING_SECTIONS):
-            return Kind.CHECKPOINT
+            return HangKind.CHECKPOINT
         if self.stack.wchan.startswith(FILE_WAITS + FILE_SYSTEMS):
-            return Kind.FILE
+            return HangKind.FILE
         if starting:
-            return Kind.START
-        return Kind.USER_CODE if self.user else Kind.ALONE
+            return HangKind.START
+        return HangKind.USER_CODE if self.user else HangKind.ALONE
 
-    def stuck(self, kind: Kind) -> str:
+    def stuck(self, kind: HangKind) -> str:
         """What it does, as a part of a sentence."""
         match kind:
-            case Kind.STOPPED:
+            case HangKind.STOPPED:
                 return f"its process is stopped (by SIGSTOP or a debugger){self._at}"
-            case Kind.UNINTERRUPTIBLE:
+            case HangKind.UNINTERRUPTIBLE:
                 return f"its process is in uninterruptible sleep in the kernel ({self.stack.wchan or '?'}){self._at}"
-            case Kind.GONE:
+            case HangKind.GONE:
                 return "its process has ended"
-            case Kind.DATA_LOADER:
+            case HangKind.DATA_LOADER:
                 return f"stuck in DataLoader.__next__ at {self.where()}{self._within}{self._held}"
-            case Kind.CHECKPOINT:
+            case HangKind.CHECKPOINT:
                 return f"stuck in a checkpoint{self._at}"
-            case Kind.FILE:
+            case HangKind.FILE:
                 return f"stuck on a file or pipe{self._at}"
-            case Kind.START:
+            case HangKind.START:
                 return f"it does not come to init_process_group, stuck{self._at}"
-            case Kind.PAIR | Kind.MISMATCH if self.wait is not None:
+            case HangKind.PAIR | HangKind.MISMATCH if self.wait is not None:
                 step = f" of step {self.step}" if self.step is not None else ""
                 return f"waits in {self.wait.what or 'a call'} at {self.wait.where or '?'}{step}"
             case _ if self.unseen:
@@ -223,7 +223,7 @@ class _Rank:
         return None
 
 
-def name(ranks: Sequence[Observation]) -> Verdict:
+def name(ranks: Sequence[Observation]) -> HangVerdict:
     """Who makes the job hang, by what was seen of all its ranks.
 
     >>> name([Observation(rank=0, node="a", stack=Stack(state="T")), Observation(rank=1, node="b")]).sentence
@@ -276,10 +276,10 @@ def place(frame: Frame) -> str:
     return f"{'/'.join(short)}:{frame.line}"
 
 
-def _all_wait(waits: Sequence[_Rank]) -> Verdict:
+def _all_wait(waits: Sequence[_Rank]) -> HangVerdict:
     pair = [each for each in waits if each.wait and each.wait.what in BETWEEN_TWO]
     if pair:
-        return _blame(_behind(pair), _but(waits, pair), among=waits, kind=Kind.PAIR)
+        return _blame(_behind(pair), _but(waits, pair), among=waits, kind=HangKind.PAIR)
     groups = _grouped(waits, lambda each: each.wait)
     if len(groups) == 1:
         groups = _grouped(waits, lambda each: each.step)
@@ -287,21 +287,21 @@ def _all_wait(waits: Sequence[_Rank]) -> Verdict:
         many = f"all {len(waits)} ranks are" if len(waits) > 1 else f"{_who(waits)} is"
         step = f" of step {waits[0].step}" if waits[0].step is not None else ""
         sentence = f"{many} in the same call{step}, {_waits(waits)}: nobody is missing; look at the network or a device"
-        return Verdict((), Kind.EVERYBODY, sentence, waits[0].wait.where if waits[0].wait else "")
+        return HangVerdict((), HangKind.EVERYBODY, sentence, waits[0].wait.where if waits[0].wait else "")
     # What is surely a wait for others tells more than what may be one, and the many more than the few.
     first, second, *_ = sorted(groups, key=_weight, reverse=True)
     if _weight(first) == _weight(second):
         apart = "; ".join(f"{_who(group)} wait {_in(group[0])}" for group in groups[:MOST_NAMED])
-        return Verdict((), Kind.MISMATCH, f"ranks wait in different places, none of them alone: {apart}")
+        return HangVerdict((), HangKind.MISMATCH, f"ranks wait in different places, none of them alone: {apart}")
     others = _but(waits, first)
     # A rank that surely waits is in the wrong collective; of one that only may, it is better to say where it is.
-    kind = Kind.MISMATCH if all(each.surely_waits == first[0].surely_waits for each in others) else None
+    kind = HangKind.MISMATCH if all(each.surely_waits == first[0].surely_waits for each in others) else None
     return _blame(others, first, among=waits, kind=kind)
 
 
-def _nobody_waits(busy: Sequence[_Rank], unseen: Sequence[_Rank]) -> Verdict:
+def _nobody_waits(busy: Sequence[_Rank], unseen: Sequence[_Rank]) -> HangVerdict:
     if not busy:
-        return Verdict((), Kind.UNKNOWN, f"nothing was seen of {_who(unseen)}: {unseen[0].why_unseen}")
+        return HangVerdict((), HangKind.UNKNOWN, f"nothing was seen of {_who(unseen)}: {unseen[0].why_unseen}")
     busy = _still(busy)
     groups = _grouped(busy, _Rank.where)
     if len(groups) > 1 and len(groups[0]) > len(busy) / 2:
@@ -312,12 +312,12 @@ def _nobody_waits(busy: Sequence[_Rank], unseen: Sequence[_Rank]) -> Verdict:
         return _blame(late, (), among=busy)
     if len(behind) < len(busy) or len(groups) == 1:
         return _blame(behind, (), among=busy)
-    return _blame(busy, (), among=busy, kind=Kind.UNKNOWN)
+    return _blame(busy, (), among=busy, kind=HangKind.UNKNOWN)
 
 
 def _blame(
-    culprits: Sequence[_Rank], waits: Sequence[_Rank], *, among: Sequence[_Rank], kind: Kind | None = None
-) -> Verdict:
+    culprits: Sequence[_Rank], waits: Sequence[_Rank], *, among: Sequence[_Rank], kind: HangKind | None = None
+) -> HangVerdict:
     starting = bool(waits) and all(each.wait and each.wait.what in INIT for each in waits)
     shown = culprits[:MOST_NAMED]
     kinds = [kind or each.kind(starting) for each in shown]
@@ -335,7 +335,7 @@ def _blame(
         sentence += f"; {_waits(waits)}"
     where = next((each.where() for each in culprits if each.where()), "")
     nodes = tuple(dict.fromkeys(each.node for each in culprits))
-    return Verdict(tuple(each.rank for each in culprits), kinds[0], sentence, where, nodes)
+    return HangVerdict(tuple(each.rank for each in culprits), kinds[0], sentence, where, nodes)
 
 
 def _still(ranks: Sequence[_Rank]) -> Sequence[_Rank]:

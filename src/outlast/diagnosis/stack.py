@@ -52,7 +52,7 @@ class Stack(msgspec.Struct, frozen=True, array_like=True):
     trouble: Text = ""  # why there are no frames
 
 
-class Thread(msgspec.Struct, frozen=True):
+class ThreadStack(msgspec.Struct, frozen=True):
     """The frames of one thread, the innermost first."""
 
     frames: tuple[Frame, ...]
@@ -63,7 +63,7 @@ _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent c
 _FRAME = re.compile(r'  File (?:"(?P<file>.*)"|\?\?\?), line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 
 
-def read_faulthandler(text: str) -> list[Thread]:
+def read_faulthandler(text: str) -> list[ThreadStack]:
     """The threads that faulthandler has written down. The last of them is the main thread: it lists the newest first.
 
     >>> read_faulthandler('Current thread 0x01 (most recent call first):\\n  File "a.py", line 3 in f\\n')[0].frames
@@ -76,15 +76,15 @@ def read_faulthandler(text: str) -> list[Thread]:
         elif threads and (match := _FRAME.match(line)):
             number = int(match["line"]) if match["line"].isdecimal() else 0
             threads[-1].append(_frame(match["function"], match["file"] or "???", number))
-    return [Thread(tuple(frames), main=frames is threads[-1]) for frames in threads]
+    return [ThreadStack(tuple(frames), main=frames is threads[-1]) for frames in threads]
 
 
-def read_py_spy(text: str, pid: int) -> list[Thread]:
+def read_py_spy(text: str, pid: int) -> list[ThreadStack]:
     """The threads in what `py-spy dump --json` has written; none if it cannot be read."""
     try:
         listed: Any = json.loads(text)
         return [
-            Thread(
+            ThreadStack(
                 tuple(_frame(each["name"], each["filename"], int(each["line"])) for each in thread["frames"]),
                 main=thread.get("os_thread_id") == pid or thread.get("thread_name") == "MainThread",
             )
@@ -118,7 +118,7 @@ def is_user(frame: Frame) -> bool:
     return not library(frame.file)
 
 
-def interesting(threads: Iterable[Thread]) -> tuple[tuple[Frame, ...], ...]:
+def interesting(threads: Iterable[ThreadStack]) -> tuple[tuple[Frame, ...], ...]:
     """The frames of the threads, but the main one, that run code of the user's."""
     return tuple(trim(each.frames) for each in threads if not each.main and any(map(is_user, each.frames)))[:THREADS]
 

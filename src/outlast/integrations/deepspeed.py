@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from outlast.checkpoint.per_rank import PerRank
+from outlast.checkpoint.trainer.per_rank import PerRank
 
 try:
     from deepspeed.runtime.base_optimizer import ZeROOptimizer

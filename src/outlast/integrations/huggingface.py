@@ -1,6 +1,6 @@
 """Hugging Face's Trainer with Outlast's checkpoints: saves at the speed of memory, and goes on from the newest.
 
-    from outlast.integrations.huggingface import Checkpoints
+    from outlast.integrations.huggingface import TrainerCheckpoints as Checkpoints
 
     checkpoints = Checkpoints(outlast.Checkpointer("checkpoints/", every=10), durable_every=1000)
     trainer = Trainer(..., callbacks=[checkpoints])      # with save_strategy="no"
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from outlast.checkpoint.checkpointer import Checkpointer
+from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.integrations.random_numbers import random_numbers, set_random_numbers
 
 try:
@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
 _LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler")
 
 
-class Checkpoints(TrainerCallback):  # type: ignore[misc]
+class TrainerCheckpoints(TrainerCallback):  # type: ignore[misc]
     """Saves after every step, as often as the checkpointer's `every` says; to disk every `durable_every` steps.
 
     The last step is written to disk in any case.

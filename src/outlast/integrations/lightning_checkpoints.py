@@ -1,6 +1,6 @@
 """Lightning with Outlast's checkpoints: saves at the speed of memory, and goes on from the newest.
 
-    from outlast.integrations.lightning_checkpoints import Checkpoints
+    from outlast.integrations.lightning_checkpoints import LightningCheckpoints as Checkpoints
 
     saving = Checkpoints(outlast.Checkpointer("checkpoints/", every=10), durable_every=1000)
     trainer = Trainer(callbacks=[saving], enable_checkpointing=False)
@@ -17,12 +17,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from outlast.checkpoint.checkpointer import Checkpointer
+from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.integrations.lightning import callback_class
 from outlast.integrations.random_numbers import random_numbers, set_random_numbers
 
 
-class Checkpoints(callback_class()):  # type: ignore[misc]
+class LightningCheckpoints(callback_class()):  # type: ignore[misc]
     """Saves after every step, as often as the checkpointer's `every` says; to disk every `durable_every` steps.
 
     The state at the end of the training is written to disk in any case.

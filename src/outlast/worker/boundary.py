@@ -5,7 +5,8 @@
         …                                    # save, for this is the last one before the change
         boundaries.seal(step)                # and wait for the end
 
-While no change is planned a boundary is a store and a load. Why all ranks halt at the same one: see core/changes.py.
+While no change is planned a boundary is a store and a load. Why all ranks halt at the same one:
+see core/job/planned_change.py.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from outlast.board import BOUNDARIES, HALT, HELD, SAVED, SEALED, Slot
+from outlast.board import BOUNDARIES, HALT, HELD, SAVED, SEALED, BoardSlot
 from outlast.worker.session import Session, session
 
 GLANCE = 0.002  # seconds from one look at the board to the next, for one who waits: no word of memory wakes anybody
 
 
 @dataclass(frozen=True)
-class Halt:
+class LastBoundary:
     """This boundary is the last one before a planned change."""
 
     durable: bool  # what is saved there has to be on disk
@@ -37,7 +38,7 @@ class Boundaries:
         """Say that this process will come to boundaries, and may be asked to halt at one."""
         self._session.slot.words[BOUNDARIES] = self._number + 1
 
-    def reach(self) -> Halt | None:
+    def reach(self) -> LastBoundary | None:
         """The next boundary is here. While a change is planned, waits to hear whether to halt; None: go on."""
         self._number += 1
         slot = self._session.slot
@@ -55,7 +56,7 @@ class Boundaries:
         slot.ring()
         self._wait(slot, self._number + 1)
 
-    def _wait(self, slot: Slot, least: int) -> Halt | None:
+    def _wait(self, slot: BoardSlot, least: int) -> LastBoundary | None:
         """Until a boundary is named that is not before this one."""
         with self._session.pause_monitoring():
             slot.words[HELD] = self._number
@@ -63,7 +64,7 @@ class Boundaries:
             while (halt := slot.halting()) is not None and halt[0] < least:
                 time.sleep(GLANCE)
         if halt is not None and halt[0] == self._number:
-            return Halt(durable=halt[1])
+            return LastBoundary(durable=halt[1])
         slot.words[HELD] = 0
         return None
 

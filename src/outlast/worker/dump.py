@@ -1,8 +1,8 @@
 """A worker shows its Python stack whenever its agent asks: by a signal, and without the worker's help.
 
 Python's faulthandler writes it down in the signal handler itself, in C. So it works while the interpreter is held by a
-call that never returns. Who asks is `agent/stacks.py`: it finds the file among the descriptors of the process by its
-name, and sends nothing to a process that has none.
+call that never returns. `agent/monitoring/stacks.py` asks: it finds the file among the descriptors of the
+process by its name, and sends nothing to a process that has none.
 
 Loaded before the script, so nothing is imported here that could be a file of the user's: these are built into Python.
 """

@@ -58,9 +58,9 @@ def write(address: str, kind: type[BaseException], error: BaseException, trace: 
     import time
     import traceback
 
-    from outlast.board import PID, LastWords, Slot
+    from outlast.board import PID, BoardSlot, LastWords
 
-    slot = Slot.at(address)
+    slot = BoardSlot.at(address)
     if slot.words[PID] not in (0, os.getpid()):
         return
     name = (

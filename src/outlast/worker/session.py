@@ -58,7 +58,7 @@ from outlast.board import (
     VARIABLE,
     WAITED,
     Action,
-    Slot,
+    BoardSlot,
 )
 
 log = logging.getLogger("outlast")
@@ -84,7 +84,7 @@ class Session:
         self._environ = environ
         self._lock = threading.RLock()  # of what is rare; a signal handler may come in between
         self._words: Words = _FirstStore(self)
-        self._slot = Slot()
+        self._slot = BoardSlot()
         self._attached = False
         self._beats = count(1)
         self._step = 0
@@ -109,7 +109,7 @@ class Session:
         return self._attached
 
     @property
-    def slot(self) -> Slot:
+    def slot(self) -> BoardSlot:
         """This process's part of the board."""
         self._attach()
         return self._slot
@@ -267,7 +267,7 @@ class Session:
         """This process is a new one, a fork of the one that made the session."""
         self._lock = threading.RLock()
         if VARIABLE in self._environ:
-            self._use(Slot(), attached=False)
+            self._use(BoardSlot(), attached=False)
         else:
             self._words = _FirstStore(self)  # a zygote's fork is about to be told where its board is
 
@@ -289,10 +289,10 @@ class Session:
             if isinstance(self._words, _FirstStore):
                 address = self._environ.get(VARIABLE)
                 slot = _claimed(address) if address else None
-                self._use(slot or Slot(), attached=slot is not None)
+                self._use(slot or BoardSlot(), attached=slot is not None)
             return self._words
 
-    def _use(self, slot: Slot, *, attached: bool) -> None:
+    def _use(self, slot: BoardSlot, *, attached: bool) -> None:
         self._slot, self._attached = slot, attached
         self._gap = self._beat_at = self._outside = self._closed_at = 0
         for name in self._names.values():
@@ -487,9 +487,9 @@ class _FirstStore:
         self._session._attach()[word] = value
 
 
-def _claimed(address: str) -> Slot | None:
+def _claimed(address: str) -> BoardSlot | None:
     try:
-        slot = Slot.at(address)
+        slot = BoardSlot.at(address)
     except (OSError, ValueError) as error:
         log.warning("outlast: hangs of this rank will not be noticed, for its board cannot be reached: %s", error)
         return None

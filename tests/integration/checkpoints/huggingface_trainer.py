@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import outlast
-from outlast.integrations.huggingface import Checkpoints
+from outlast.integrations.huggingface import TrainerCheckpoints
 
 
 class Model(nn.Module):
@@ -47,7 +47,7 @@ def main() -> None:
     numbers = torch.randn(40, 4)
     data = [{"x": row, "labels": row.sum(0, keepdim=True)} for row in numbers]
     model = Model()
-    checkpoints = Checkpoints(outlast.Checkpointer(args.directory))
+    checkpoints = TrainerCheckpoints(outlast.Checkpointer(args.directory))
     settings = TrainingArguments(
         output_dir=f"{args.directory}-output",
         max_steps=args.steps,

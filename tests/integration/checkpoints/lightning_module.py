@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import outlast
-from outlast.integrations.lightning_checkpoints import Checkpoints
+from outlast.integrations.lightning_checkpoints import LightningCheckpoints
 
 
 class Model(LightningModule):  # type: ignore[misc]
@@ -51,7 +51,7 @@ def main() -> None:
         accelerator="cpu",
         devices=1,
         max_steps=args.steps,
-        callbacks=[Checkpoints(outlast.Checkpointer(args.directory))],
+        callbacks=[LightningCheckpoints(outlast.Checkpointer(args.directory))],
         enable_checkpointing=False,
         logger=False,
         enable_progress_bar=False,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint.checkpointer import Checkpointer
+from outlast.checkpoint.trainer.checkpointer import Checkpointer
 
 PIECES, SIZE = 8, 1 << 16
 

@@ -1,0 +1,229 @@
+"""The coordinator's seat: where it is or may be, and whether this node hosts it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from outlast.agent.coordinator_link.hosting import Hosting, listen
+from outlast.agent.coordinator_link.link import knock
+from outlast.journal import recall
+from outlast.launch import Endpoint, Launch
+from outlast.protocol.rules import Rules
+from outlast.protocol.succession import Charter, Successor, Term
+from outlast.settings.settings import Settings
+from outlast.transport import token as tokens
+from outlast.transport.commission import Commission, Tls
+from outlast.transport.token import Record
+
+log = logging.getLogger("agent")
+
+LOOK_AROUND = 1.0  # seconds, for a coordinator elsewhere, before a node that has the endpoint hosts one
+
+
+class CoordinatorLocation:
+    """What one node does about the coordinator of its job."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        settings: Settings,
+        *,
+        me: str,
+        next_term: Callable[[], Term],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.tls = client_tls(settings)
+        self.hosting = Hosting(next_term=next_term, failed=failed)
+        self.endpoint = launch.endpoint
+        self._launch = launch
+        self._settings = settings
+        self._me = me
+        self._secret: str | None = settings.token or None if settings.auth else ""
+
+    def places(self, successors: Sequence[Successor]) -> list[Endpoint]:
+        """Everywhere the coordinator may be, as far as this node knows."""
+        known = [self.endpoint, *self._launch.others, *(Endpoint(s.addr, s.port) for s in successors)]
+        return list(dict.fromkeys(known))
+
+    def token(self) -> str | None:
+        """The job's token; None where this user has none (yet)."""
+        return self._secret if self._secret is not None else tokens.find(self.endpoint.port)
+
+    async def open(self) -> None:
+        """Host the job's coordinator, if the endpoint is this node's and none is elsewhere.
+
+        Raises ValueError or OSError, with one line that says what to change.
+        """
+        endpoint = self._launch.endpoint
+        if self._secret is None and not endpoint.loopback:
+            raise tokens.required(endpoint)
+        if self._launch.host is False or await self._is_elsewhere():
+            return
+        listener = listen(endpoint, self._launch.host)
+        if listener is None:
+            return
+        try:
+            if self._secret is None:
+                self._secret = tokens.make()
+            self.endpoint = Endpoint(endpoint.host, listener.getsockname()[1])
+            self._begin(listener, self._rules(), Term(1, self._me), secrets.token_hex(8))
+        except BaseException:
+            listener.close()
+            raise
+        level = logging.INFO if self._launch.max_nodes > 1 else logging.DEBUG
+        log.log(level, "hosting the coordinator at %s", self.endpoint)
+
+    def take(self, term: Term, charter: Charter) -> bool:
+        """Host the coordinator from now on, because the one before cannot be reached; False where it cannot be."""
+        mine = [s for s in charter.turns if s.node == self._me]
+        place = Endpoint(mine[0].addr, mine[0].port)
+        assert self._secret is not None or self.token() is not None
+        self._secret = self.token()
+        listener = None
+        try:
+            listener = listen(place, True)
+            if listener is None:
+                return False
+            log.warning("no coordinator can be reached: hosting one at %s, term %d", place, term.number)
+            self._begin(listener, charter.rules, term, charter.run)
+        except (ValueError, OSError) as error:
+            log.warning("this node cannot host the coordinator: %s", error)
+            if listener is not None:
+                listener.close()
+            self.hosting.kill()  # and what was left for it
+            return False
+        return True
+
+    def retire(self) -> None:
+        """Another coordinator leads the job."""
+        if self.hosting.active:
+            log.info("the coordinator of this node retires: another one leads the job")
+        self.hosting.kill()
+
+    async def _is_elsewhere(self) -> bool:
+        """Whether a coordinator of this job lives where others may host it: then this node comes back to it."""
+        token = self.token()
+        others = [p for p in self._remembered() + list(self._launch.others) if p != self._launch.endpoint]
+        if not others or token is None:
+            return False
+        reached, _ = await knock(others, token, self.tls, lambda *_: None, limit=LOOK_AROUND)
+        for connection in reached:
+            connection.close()
+        return bool(reached)
+
+    def _remembered(self) -> list[Endpoint]:
+        path = self._journal(self._launch.endpoint.port)
+        if not self._launch.endpoint.port or not path.exists():
+            return []
+        memory = recall(path)
+        if memory is None or memory.outcome is not None:
+            return []
+        return list(dict.fromkeys(Endpoint(s.addr, s.port) for s in (*memory.successors, *memory.before)))
+
+    def _journal(self, port: int) -> Path:
+        return Path(self._settings.journal) if self._settings.journal else tokens.journal_of(port)
+
+    def _begin(self, listener: socket.socket, rules: Rules, term: Term, run: str) -> None:
+        settings, launch = self._settings, self._launch
+        tls = _server_tls(settings)  # before anything is left behind: it may be refused
+        endpoint = Endpoint(self.endpoint.host, listener.getsockname()[1])
+        secret = self._secret or ""
+        alone = launch.endpoint.port == 0
+        needed = settings.auth and not settings.token and not alone  # by other agents, to join
+        try:
+            record = str(tokens.leave(Record(launch.job, endpoint, "" if settings.token else secret)))
+        except OSError as error:
+            if needed:
+                raise
+            log.debug("no record of this job for 'outlast restart': %s", error)
+            record = ""
+        commission = Commission(
+            rules=rules,
+            token=secret,
+            listener=listener.fileno(),
+            shutdown_timeout=launch.shutdown_timeout,
+            term=term,
+            run=run,
+            tls=tls,
+            record=record,
+            log_level=settings.log_level,
+            journal=str(self._journal(endpoint.port)),
+            keep=bool(settings.journal),
+            events=settings.events,
+        )
+        self.hosting.begin(commission, listener)
+
+    def _rules(self) -> Rules:
+        launch, settings = self._launch, self._settings
+        return Rules(
+            job=launch.job,
+            entrypoint=launch.entrypoint,
+            min_nodes=launch.min_nodes,
+            max_nodes=launch.max_nodes,
+            node_unit=settings.node_unit,
+            max_restarts=launch.max_restarts,
+            infra_ranks=settings.use_infra_group_rank,
+            last_call=settings.last_call,
+            pend_timeout=settings.pend_timeout,
+            # Nobody else knows the port of a job that chose its own, so nobody else can come.
+            empty_timeout=0.0 if launch.endpoint.port == 0 else settings.empty_timeout,
+            node_timeout=settings.node_timeout,
+            restart_grace=settings.restart_grace,
+            tie_break=settings.tie_break == "survivor",
+            failover=settings.failover,
+            crash_loop=settings.crash_loop,
+            exclude_for=settings.exclude_for,
+            eviction_limit=settings.eviction_limit,
+            straggler=settings.straggler,
+            straggler_factor=settings.straggler_factor,
+            planned_change_timeout=settings.planned_change_timeout,
+            alone=launch.endpoint.port == 0,
+            network_check=settings.network_check or launch.check_only,
+            check_only=launch.check_only,
+            exclude_straggler=settings.exclude_straggler,
+            slow_node_factor=settings.slow_node_factor,
+            node_check_timeout=settings.node_check_timeout,
+            comm_perf_test=settings.comm_perf_test,
+        )
+
+
+def client_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls:
+        return None
+    if not settings.tls_cert and find_spec("cryptography") is None:
+        raise ValueError("--tls makes a certificate with the package 'cryptography': pip install 'outlast[tls]'")
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca or None)
+    except OSError as error:  # ssl's own errors are among them
+        raise ValueError(f"tls_ca {settings.tls_ca} cannot be used ({_reason(error)}): give CA certificates") from error
+    if not settings.tls_ca:
+        # No authority vouches for the certificate; the proof of the token does, for it covers the certificate.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _server_tls(settings: Settings) -> Tls | None:
+    """The certificate for our coordinator, tried here: there, nobody would be left to tell the user."""
+    if not settings.tls:
+        return None
+    if settings.tls_cert:
+        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            trial.load_cert_chain(settings.tls_cert, settings.tls_key, password="")  # "": never ask at the terminal
+        except OSError as error:
+            files = f"tls_cert {settings.tls_cert} with tls_key {settings.tls_key}"
+            raise ValueError(
+                f"{files} cannot be used ({_reason(error)}): give a certificate and its key, without a password"
+            ) from error
+    return Tls(settings.tls_cert, settings.tls_key, settings.tls_ca)
+
+
+def _reason(error: OSError) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)

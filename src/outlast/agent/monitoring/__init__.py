@@ -1,0 +1,1 @@
+"""How the workers do: late ranks, their stacks, their pace; and checks of the node itself."""

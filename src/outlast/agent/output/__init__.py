@@ -1,0 +1,1 @@
+"""What workers print and how that reaches people: log files, console, summaries."""

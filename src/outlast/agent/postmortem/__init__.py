@@ -1,0 +1,1 @@
+"""Why a worker failed: evidence, kernel and GPU state, cause, and what the user's extension decides."""

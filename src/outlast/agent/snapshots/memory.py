@@ -1,0 +1,79 @@
+"""What is in a node's memory: the snapshots of its own ranks, and the copies of others'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.checkpoint.memory import arena
+from outlast.checkpoint.memory.arena import Mark, Ticket
+from outlast.protocol.snapshots import Held
+
+MOST_HELD = 16  # snapshots that a node tells of, the newest; there are never so many but by somebody's mistake
+HIGHEST = 2**53
+LONGEST = 255
+
+
+@dataclass(frozen=True)
+class NodeSnapshot:
+    """The slots of one save, of all ranks of this node."""
+
+    ticket: Ticket  # of one of them
+    paths: tuple[Path, ...]
+
+    @property
+    def mark(self) -> Mark:
+        return self.ticket.mark
+
+
+def snapshots(directory: Path) -> list[NodeSnapshot]:
+    """The snapshots that all ranks of this node have sealed, the newest first.
+
+    Those of one run by their numbers, for the clock may have been set back meanwhile.
+    """
+    by_mark: dict[Mark, list[tuple[Path, Ticket]]] = {}
+    for path, ticket in arena.tickets(directory):
+        by_mark.setdefault(ticket.mark, []).append((path, ticket))
+    whole = [NodeSnapshot(slots[0][1], tuple(path for path, _ in slots)) for slots in by_mark.values() if _whole(slots)]
+    runs: dict[str, float] = {}
+    for each in whole:
+        run, saved_at = each.ticket.save.run, each.ticket.saved_at
+        runs[run] = max(saved_at, runs.get(run, saved_at))
+    return sorted(whole, key=lambda each: (runs[each.ticket.save.run], each.mark), reverse=True)
+
+
+def _whole(slots: Sequence[tuple[Path, Ticket]]) -> bool:
+    return len({ticket.rank for _, ticket in slots}) == slots[0][1].here
+
+
+def held(directory: Path) -> tuple[Held, ...]:
+    """What is told of it to the coordinator: whatever ranks there are of each snapshot."""
+    tickets: dict[Mark, Ticket] = {}
+    ranks: dict[Mark, set[int]] = {}
+    copies: dict[Mark, set[int]] = {}
+    for into, replicas in ((ranks, False), (copies, True)):
+        for _, ticket in arena.tickets(directory, replicas=replicas):
+            if 0 <= ticket.save.step <= HIGHEST and max(map(len, (ticket.save.run, ticket.origin))) <= LONGEST:
+                tickets.setdefault(ticket.mark, ticket)
+                into.setdefault(ticket.mark, set()).add(ticket.rank)
+    newest = sorted(tickets.values(), key=lambda each: each.saved_at, reverse=True)[:MOST_HELD]
+    return tuple(
+        Held(
+            *(each.save.run, each.save.sequence, each.save.step, each.save.generation, each.save.world),
+            *(each.origin, each.saved_at),
+            tuple(sorted(ranks.get(each.mark, ()))),
+            tuple(sorted(copies.get(each.mark, set()) - ranks.get(each.mark, set()))),
+        )
+        for each in newest
+    )
+
+
+def shards(directory: Path, mark: Mark, ranks: Sequence[int]) -> Iterator[tuple[Path, Ticket]]:
+    """The slots with these ranks' shards of a save: of the node's own workers, and copies of the others."""
+    wanted = set(ranks)
+    for replicas in (False, True):
+        for path, ticket in arena.tickets(directory, replicas=replicas):
+            if ticket.mark == mark and ticket.rank in wanted:
+                wanted.discard(ticket.rank)
+                yield path, ticket

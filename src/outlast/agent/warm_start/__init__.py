@@ -1,0 +1,1 @@
+"""Workers that start fast: forked from a process that has imported what they import."""

@@ -1,0 +1,1 @@
+"""Snapshots in shared memory, of this node and of others."""

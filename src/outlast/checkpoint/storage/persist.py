@@ -1,0 +1,153 @@
+"""From the pages of the arena to a checkpoint on disk. The same code in a node's keeper and in a lone worker's thread.
+
+Shards are written from the same pages that the worker filled, in chunks of 16 MiB, each hashed on its way. Then comes
+the part, and the commit if this was the last part.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.checkpoint.memory.arena import Mark, Slot, Ticket, open_slot
+from outlast.checkpoint.storage import format as disk
+from outlast.checkpoint.storage.format import Part
+from outlast.checkpoint.storage.storage import Address, StorageUnreachable, address, storage_of
+
+AT_ONCE = 2  # shards that are written
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a save that was to be written to disk."""
+
+    mark: Mark
+    step: int
+    problem: str = ""  # one line
+    path: str = ""  # where it is now; "" while parts of other nodes are missing
+
+
+def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome], None] = lambda _: None) -> Outcome:
+    """Write these slots, the shards of one save that this node has, and commit if no other is missing.
+
+    `ticket` is that of one of them. A slot that no longer holds the save is a problem: who fills slots spares those
+    that are to be written. `tell` hears what became of it before older ones are removed, which may take a while.
+    """
+    step = ticket.save.step
+    outcome = Outcome(ticket.mark, step, f"step {step} is not on disk: its memory was given up before it was written")
+    with ExitStack() as held:
+        if leased := _lease(paths, ticket.mark, held):
+            outcome, ticket = _persist(leased), leased[0][1]
+            for slot, _ in leased:
+                slot.unlock()  # to let go of a large one takes a while
+        tell(outcome)
+    if outcome.path:
+        directory = address(ticket.directory)
+        with suppress(OSError):
+            disk.clear_drafts(directory, ticket.save)
+            prune(directory, ticket.keep_last, spare=outcome.path)
+    return outcome
+
+
+def _lease(paths: Iterable[str | Path], mark: Mark, held: ExitStack) -> list[tuple[Slot, Ticket]]:
+    """All of these slots, locked until `held` ends; none if one of them does not hold this save."""
+    leased = []
+    for path in paths:
+        try:
+            slot = open_slot(path)
+        except (OSError, ValueError):
+            return []
+        held.callback(slot.close)  # with it ends the lock
+        found = slot.ticket() if slot.lock(shared=True) else None
+        if found is None or found.mark != mark:
+            return []
+        leased.append((slot, found))
+    return leased
+
+
+def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
+    first = leased[0][1]
+    mark, step, written = first.mark, first.save.step, 0
+    directory = address(first.directory)
+    storage = draft = None
+    try:
+        storage = storage_of(directory)
+        if known := disk.committed(directory, first.save):
+            return Outcome(mark, step, path=str(known))  # by an earlier life of this process
+        draft = directory / storage.draft(first.save)
+        storage.begin(draft.name)
+        for _ in _write_all(draft, leased):
+            written += 1
+        final = disk.commit(directory, first.save)
+    except (OSError, ModuleNotFoundError, disk.Damaged) as error:
+        # With all parts written somebody else may commit them, now or later.
+        if storage is not None and draft is not None and written < len(leased):
+            names = [(disk.part_name(ticket.rank), disk.shard_name(ticket.rank)) for _, ticket in leased]
+            storage.discard(draft.name, [name for pair in names for name in pair])
+        why = f"{error.strerror}" if isinstance(error, OSError) else str(error)
+        where = getattr(error, "filename", None) or directory
+        return Outcome(mark, step, f"step {step} is not on disk: {where}: {why}{_advice(error)}")
+    return Outcome(mark, step, path=str(final or ""))
+
+
+def prune(directory: Address, keep_last: int, *, spare: str = "") -> list[Address]:
+    """Remove all but the newest checkpoints; those that are damaged are neither counted nor touched.
+
+    One that is being read stays until the next time. `spare`: one that was just written, by a training that has gone
+    back to an earlier step.
+    """
+    good = []
+    for each in disk.found(directory):
+        with suppress(disk.Damaged, OSError):
+            if not disk.check(each.path, disk.read_manifest(each.path)):
+                good.append(each.path)
+    storage, removed = storage_of(directory), []
+    for path in good[max(keep_last, 1) :] if keep_last else []:
+        with suppress(OSError):
+            if str(path) != spare and storage.remove(path.name):
+                removed.append(path)
+    return removed
+
+
+def _write_all(draft: Address, leased: Sequence[tuple[Slot, Ticket]]) -> Iterator[None]:
+    """One after the other that is written; a few at a time."""
+    if len(leased) == 1:  # a worker without a launcher, perhaps at its end, when Python starts no thread any more
+        _write(draft, *leased[0])
+        yield
+        return
+    with ThreadPoolExecutor(AT_ONCE, "outlast-write") as writers:
+        for done in [writers.submit(_write, draft, slot, ticket) for slot, ticket in leased]:
+            done.result()
+            yield
+
+
+def _write(draft: Address, slot: Slot, ticket: Ticket) -> None:
+    shard, table, contents, blanks = slot.parts(ticket)
+    with shard:
+        file = disk.write_shard(draft, disk.shard_name(ticket.rank), shard)
+    part = Part(
+        save=ticket.save,
+        rank=ticket.rank,
+        saved_at=ticket.saved_at,
+        file=file,
+        table=table,
+        contents=contents,
+        blanks=blanks,
+    )
+    disk.write_part(draft, part)
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, StorageUnreachable):
+        return ""  # it says itself what to do
+    match getattr(error, "errno", None):
+        case errno.ENOSPC | errno.EDQUOT:
+            return "; make room, or keep fewer (keep_last)"
+        case errno.EROFS | errno.EACCES | errno.EPERM:
+            return "; make it writable, or give another path"
+        case _:
+            return ""

@@ -1,0 +1,470 @@
+"""`outlast.Checkpointer`: what a training script sees of all this."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from outlast.checkpoint.memory import arena as arenas
+from outlast.checkpoint.memory.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, tickets
+from outlast.checkpoint.memory.shards import AgreedSnapshot, agreed, places
+from outlast.checkpoint.storage import format as disk
+from outlast.checkpoint.storage.format import Damaged, Save
+from outlast.checkpoint.storage.storage import Address, FoundCheckpoint, StorageUnreachable, Url, address, storage_of
+from outlast.checkpoint.trainer.background import Background, KeeperClient, WriterThread
+from outlast.checkpoint.trainer.collector import paused
+from outlast.checkpoint.trainer.flight import Runway
+from outlast.checkpoint.trainer.interval import Every, Interval
+from outlast.checkpoint.trainer.layout import Furnished, ShardLayout, ShardPlan, make_plan
+from outlast.checkpoint.trainer.reader import CheckpointSource, load, open_checkpoint, open_snapshot
+from outlast.checkpoint.trainer.state import Sources, flatten
+from outlast.worker.boundary import LastBoundary, boundaries
+from outlast.worker.session import session
+
+log = logging.getLogger("outlast")
+
+FORMER = 2  # snapshots before the newest that are spared, where copies go on while training does
+
+# The last collectives, and what they were about. Who lets go of them last is else a thread of the process group's; if
+# the script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts.
+_KEPT: list[Any] = []
+
+# Who has this worker's place in the node's memory. Of two, each would overwrite what the other needs, the node would
+# send and write only what is newest of both, and a planned change would halt before the second has saved.
+_saving: weakref.ref[Checkpointer] | None = None
+
+
+class Checkpointer:
+    """Saves the state of a training at the speed of memory, and finds the newest good one again.
+
+        ckpt = outlast.Checkpointer("checkpoints/", keep_last=3)
+        state = {"model": model, "optim": optimizer, "epoch": 0}
+        start = ckpt.restore(state)                     # 0 if there is none
+        for step in range(start + 1, steps + 1):
+            ...
+            ckpt.save(step, state, durable=step % 1000 == 0)
+        ckpt.wait()
+
+    The path may be `s3://bucket/prefix` or `gs://…`, with `outlast[stores]`.
+
+    All ranks call it alike. Values may be models, optimizers, anything with `state_dict` and `load_state_dict`,
+    tensors, numbers, and dictionaries and lists of these; what is another one on each rank under the same names is
+    wrapped in `outlast.PerRank`. `every` makes `save` do nothing but every so many steps (10),
+    every so often ("30s", "5m", a timedelta), or as seldom as is wise ("auto"); those with `durable=True` apart. On a
+    GPU, what the optimizer steps is copied while training goes on, and its next step waits for it; `overlap=False`
+    makes `save` wait instead.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep_last: int = 3,
+        every: Every = None,
+        overlap: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1, not {keep_last}")
+        self._directory = address(path)
+        storage_of(self._directory)  # what is missing for it is said now
+        self._keep_last, self._group = keep_last, process_group
+        self._interval = Interval(every)
+        self._born = time.time()
+        self._sources = Sources(process_group)
+        self._plan: ShardPlan | None = None
+        self._layout: ShardLayout | None = None
+        self._origin = ""
+        self._sequence = 0
+        self._newest: Mark | None = None  # the snapshot that must not be overwritten
+        # Where copies go on while training does, a rank may be two snapshots behind another, and the newest that both
+        # have is what all go on from: the two before the newest should not be overwritten either.
+        self._former: list[Mark] = []
+        self._copied: list[Mark] = []  # nor should the last two that are copied to another node: one is on its way
+        self._furnished: dict[int, Furnished] = {}  # by inode of the slot
+        # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
+        place = os.environ.get(VARIABLE)
+        self._place: Path | None = None
+        self._number = 0
+        self._here = 1  # ranks that have their memory on this node
+        if place and session.attached:
+            self._place, self._number = arenas.address(place)
+        self._replicated = self._place is not None and bool(os.environ.get(PARTNER))
+        self._runway = Runway() if overlap else None
+        self._arena: Arena | None = None
+        self._background: Background | None = None
+        if process_group is None:  # else others may save at other times
+            boundaries.expect()
+
+    def save(
+        self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], *, durable: bool = False
+    ) -> bool:
+        """Take a snapshot: returns when the state may be changed again; whether it was the turn of this step.
+
+        A state that is dear to put together may be given as a function, which is called when it is the turn. Call
+        `save` at every step in any case.
+
+        With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
+        the disk takes them, the newest is written and those before it are not.
+        """
+        if step < 0:  # its name on disk would be none that is found again
+            raise ValueError(f"step must be 0 or more, not {step}")
+        halt = boundaries.reach() if self._group is None else None
+        due = durable or self._interval.due(step)
+        if not due and halt is None:
+            self._sequence += 1  # of calls, which are the same on all ranks, whatever makes one of them save
+            return False
+        begun = time.monotonic()
+        self._land()
+        state = state() if callable(state) else state
+        flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
+        if planned := self._plan is None or not self._plan.holds(flat):
+            flat, paths = flatten(self._sources.read(state, verify=True))
+            self._plan = self._agree(flat, paths)
+            self._layout, self._sequence = None, 0
+        assert self._plan is not None
+        durable = durable or (halt is not None and halt.durable)
+        at_once = durable or halt is not None
+        later = frozenset() if at_once or self._runway is None else self._runway.ready(state)
+        self._snapshot(self._plan, step, self._plan.values(flat), durable, later)
+        if due and self._interval.timed:  # all ranks come here, also those that do not halt
+            lived, failures = self._history()
+            measured = self._interval.measure(
+                step, begun=begun, ended=time.monotonic(), lived=lived, failures=failures, planned=planned
+            )
+            self._interval.agree(step, self._gather(measured))
+        if halt is not None:
+            self._halt(halt, step)
+        return True
+
+    def restore(
+        self, state: Mapping[str, Any], *, step: int | None = None, source: str | os.PathLike[str] | None = None
+    ) -> int:
+        """Load the newest good state, from memory or disk, and return its step; 0, changing nothing, if there is none.
+
+        `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
+        Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
+        """
+        self._land()
+        self._interval.begin_anew()
+        if source is not None:
+            path = address(source)
+            if problem := self._load(open_checkpoint(path, verify=self._share, foreign=True), state):
+                raise ValueError(problem)
+            return next((each.step for each in disk.found(path.parent) if each.path == path), 0)
+        bad = []
+        for offered, where in self._candidates(step):
+            problem = self._try(where, state)
+            if not problem:
+                session.go_on_after(offered)
+                if self._rank == 0:
+                    log.info(
+                        "step %d is restored from %s", offered, where if isinstance(where, Path | Url) else "memory"
+                    )
+                return offered
+            bad.append(problem)
+            if self._rank == 0:
+                log.error("%s; trying the one before it", problem)
+        if bad:
+            raise ValueError(f"no checkpoint in {self._directory} is whole: {bad[0]}; remove them to begin anew")
+        if step is not None:
+            there = ", ".join(str(each.step) for each in disk.found(self._directory)) or "none"
+            raise ValueError(f"{self._directory} has no checkpoint of step {step}; there are: {there}")
+        return 0
+
+    def wait(self) -> None:
+        """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
+        self._land()
+        outcome = self._background.wait() if self._background is not None else None
+        problems = self._gather(outcome.problem if outcome is not None else "")
+        for problem in problems:
+            if problem:
+                raise OSError(problem)
+
+    def close(self) -> None:
+        """Await what is to be on disk, and let go of the memory."""
+        self._land()
+        if self._background is not None:
+            self._background.wait()
+            self._background.close()
+            self._background = None
+        if self._arena is not None:
+            self._forget(list(self._furnished))
+            self._arena.close()
+            self._arena = None
+
+    @property
+    def _rank(self) -> int:
+        return dist.get_rank(self._group) if dist.is_available() and dist.is_initialized() else 0
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Which part of a checkpoint's files this rank verifies, and of how many."""
+        return self._rank, dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
+
+    # -- saving
+
+    def _halt(self, halt: LastBoundary, step: int) -> None:
+        """A change is planned, and all ranks save at this step for it: await that it is safe, and the end."""
+        with session.pause_monitoring():
+            outcome = self._writer().wait() if halt.durable else None
+            boundaries.seal(None if outcome is not None and outcome.problem else step)
+
+    @paused()
+    def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> ShardPlan:
+        if self._rank == 0:
+            with suppress(OSError):  # the writer will say so
+                self._origin = disk.origin(self._directory, make=True)
+        plan = make_plan(flat, paths, self._origin, self._group)
+        self._origin = plan.origin
+        if self._place is not None:  # of a group, or without one, not all workers of this node are in it
+            self._here = self._gather(self._place).count(self._place)
+        return plan
+
+    def _snapshot(self, plan: ShardPlan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
+        if self._layout is None:
+            self._layout = self._lay_out(plan, values)
+        while not self._fill(plan, self._layout, step, values, durable, later):
+            self._layout = self._lay_out(plan, values)  # an object has outgrown its place
+
+    @paused()
+    def _lay_out(self, plan: ShardPlan, values: list[Any]) -> ShardLayout:
+        layout = ShardLayout(plan, values)
+        flies = self._runway is not None and any(isinstance(each, torch.Tensor) and each.is_cuda for each in values)
+        self._memory().prepare(layout.size, more=FORMER if flies else 0)
+        return layout
+
+    def _fill(
+        self, plan: ShardPlan, layout: ShardLayout, step: int, values: list[Any], durable: bool, later: frozenset[int]
+    ) -> bool:
+        keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
+        with ExitStack() as taken:
+            slot = taken.enter_context(self._memory().take(layout.size, keep, [*self._copied, *self._former]))
+            if not later and torch.cuda.is_initialized():
+                # The host is ahead of the GPU, and of other ranks: when the step is done, all have the one before.
+                torch.cuda.synchronize()
+            slot.begin()
+            left = layout.fill(slot, self._places(slot, layout), values, later)
+            if left is None:
+                return False
+            ticket = self._ticket(plan, layout, step, durable)
+            self._sequence += 1
+            if left and self._runway is not None:
+                self._runway.launch(left, partial(self._seal, slot, ticket, taken.pop_all()))
+            else:
+                self._seal(slot, ticket, taken.pop_all())
+        return True
+
+    def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
+        with taken:
+            slot.seal(ticket)
+        if self._runway is not None and self._runway.flies and self._newest is not None:
+            self._former = [*self._former, self._newest][-FORMER:]
+        self._newest = ticket.mark
+        if self._replicated and self._place is not None and arenas.is_copied(ticket, arenas.stride(self._place)):
+            self._copied = [*self._copied[-1:], ticket.mark]
+        self._writer().sealed(slot, ticket)
+
+    def _land(self) -> None:
+        """Nothing of a save is under way any more."""
+        if self._runway is not None:
+            self._runway.land()
+
+    def _ticket(self, plan: ShardPlan, layout: ShardLayout, step: int, durable: bool) -> Ticket:
+        save = Save(
+            run=plan.run,
+            sequence=self._sequence,
+            step=step,
+            generation=_generation(),
+            world=plan.world,
+            job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        )
+        return Ticket(
+            save=save,
+            rank=plan.rank,
+            here=self._here,
+            saved_at=time.time(),
+            origin=self._origin,
+            directory=str(self._directory),
+            keep_last=self._keep_last,
+            durable=durable,
+            layout=layout.name,
+            length=layout.length,
+            table=len(layout.table),
+            contents=len(plan.contents),
+            blanks=len(plan.blanks),
+        )
+
+    @paused()
+    def _places(self, slot: Slot, layout: ShardLayout) -> list[torch.Tensor | None]:
+        known = self._furnished.get(slot.inode)
+        if known is None or known.layout != layout.name:
+            there = {each.inode for each in self._memory().slots()}
+            self._forget(self._furnished.keys() - there | {slot.inode})
+            known = self._furnished[slot.inode] = layout.furnish(slot)
+        return known.places
+
+    def _forget(self, inodes: Collection[int]) -> None:
+        for inode in inodes:
+            if inode in self._furnished:
+                self._furnished.pop(inode).release()
+
+    def _memory(self) -> Arena:
+        if self._arena is None:
+            if self._place is not None:
+                self._take_place()
+            flies = self._runway is not None and torch.cuda.is_initialized()
+            most = MOST + (MORE if self._replicated else 0) + (FORMER if flies else 0)
+            self._arena = Arena(self._place, self._number, most=most)
+        return self._arena
+
+    def _take_place(self) -> None:
+        global _saving
+        other = _saving() if _saving is not None else None
+        if other is not None and other is not self and other._arena is not None:
+            raise RuntimeError(
+                f"the Checkpointer of {other._directory} saves in this process already, and there is room for one: "
+                f"save this state with it as well, or close() it before this one, of {self._directory}, saves"
+            )
+        _saving = weakref.ref(self)
+
+    def _history(self) -> tuple[float, int]:
+        """How long this job has had snapshots, and how often it was lined up anew since; as this node knows."""
+        if self._place is None:
+            return time.time() - self._born, 0
+        now = _generation()
+        since, generation = arenas.first_use(self._place, now)
+        return time.time() - since, now - generation
+
+    def _writer(self) -> Background:
+        if self._background is None:
+            self._background = (
+                WriterThread()
+                if self._place is None
+                else KeeperClient(self._place, self._number, session.ring, always=self._replicated)
+            )
+        return self._background
+
+    # -- restoring
+
+    def _candidates(self, step: int | None) -> list[tuple[int, Mark | Address]]:
+        """What all ranks can load, the best first: the highest step, and of the same step what is in memory.
+
+        What is in memory counts if coordinator and agents have agreed on it, or all of it is on this node. That the
+        ranks tell each other is a check that they take the same.
+        """
+        here = self._snapshots()
+        offers = self._gather((here, self._stored() if self._rank == 0 else None))
+        stored, origin, problem = offers[0][1]
+        if problem:
+            raise OSError(problem)
+        ranked: list[tuple[int, int, float, Mark | Address]] = [
+            (offered, 1, saved_at, mark)
+            for mark, (offered, saved_at, whose) in here.items()
+            if whose == origin and all(mark in each for each, _ in offers)
+        ]
+        ranked += [(each.step, 0, each.number, each.path) for each in stored]
+        ranked.sort(key=lambda each: each[:3], reverse=True)
+        return [(offered, where) for offered, _, _, where in ranked if step in (None, offered)]
+
+    def _stored(self) -> tuple[list[FoundCheckpoint], str, str]:
+        """What is on disk, the directory's id, and why that cannot be known."""
+        try:
+            disk.finish_drafts(self._directory)
+            return disk.found(self._directory), disk.origin(self._directory), ""
+        except OSError as error:
+            return [], "", f"{error.filename or self._directory}: {error.strerror}"
+
+    def _snapshots(self) -> dict[Mark, tuple[int, float, str]]:
+        """The snapshots that can be had from memory: step, time and origin of each."""
+        by_mark: dict[Mark, dict[int, Ticket]] = {}
+        for _, ticket in self._tickets():
+            by_mark.setdefault(ticket.mark, {})[ticket.rank] = ticket
+        whole = {mark: ranks[0] for mark, ranks in by_mark.items() if 0 in ranks and len(ranks) == ranks[0].save.world}
+        found = {mark: (each.save.step, each.saved_at, each.origin) for mark, each in whole.items() if each.origin}
+        agreed = self._agreed().by_mark().items()
+        return found | {mark: (each.step, each.saved_at, each.origin) for mark, each in agreed}
+
+    def _agreed(self) -> AgreedSnapshot:
+        return agreed(self._place, _generation()) if self._place is not None else AgreedSnapshot(_generation())
+
+    def _tickets(self) -> list[tuple[str | Path, Ticket]]:
+        if self._place is not None:
+            return list(tickets(self._place))
+        slots = self._arena.slots() if self._arena is not None else []
+        return [(slot.path, ticket) for slot in slots if (ticket := slot.ticket()) is not None]
+
+    def _try(self, where: Mark | Address, state: Mapping[str, Any]) -> str:
+        """Load it, or say in one line what is wrong with it: the same on all ranks."""
+        if isinstance(where, Path | Url):
+            return self._load(open_checkpoint(where, verify=self._share), state)
+        slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
+        mapped = {slot.path: slot for slot in self._arena.slots()} if self._arena is not None else {}
+        known = places(self._place, where, slots, self._agreed(), mapped)
+        problem = self._load(open_snapshot(known, where), state)
+        if not problem:
+            self._newest = where  # the only one there is: not to be overwritten by the next save
+        return problem
+
+    @paused()
+    def _load(self, opening: AbstractContextManager[CheckpointSource], state: Mapping[str, Any]) -> str:
+        """Load it, or say what is damaged. Raises OSError if nothing can be known of it: an older one is not better."""
+        problem, known, source, failed = "", True, None, None
+        try:
+            source = opening.__enter__()
+        except (OSError, Damaged) as error:
+            problem, known = str(error), not isinstance(error, StorageUnreachable)
+        except Exception as error:  # noqa: BLE001  (raised below: the other ranks must not wait for this one)
+            problem, known, failed = f"{type(error).__name__}: {error}", False, error
+        try:
+            said = self._gather((problem, known))
+            for problem, known in said:
+                if not known:
+                    raise OSError(problem) from failed
+            problem = next((each for each, _ in said if each), "")
+            if source is not None and not problem:
+                load(source, state, self._group)
+        except Damaged as error:
+            problem = str(error)
+        finally:
+            if source is not None:
+                opening.__exit__(None, None, None)
+        return problem
+
+    def _gather(self, value: Any) -> list[Any]:
+        """What every rank says: torch's all_gather_object, but for `_KEPT`."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return [value]
+        world = dist.get_world_size(self._group)
+        device = "cpu" if "cpu:" in str(dist.get_backend_config(self._group)) else f"cuda:{torch.cuda.current_device()}"
+        text = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self._all_gather(torch.tensor([len(text)], device=device), world)
+        lengths = [int(size) for size in sizes]
+        mine = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+        mine[: len(text)] = text
+        theirs = self._all_gather(mine, world)
+        texts = (bytes(each[:length].tolist()) for each, length in zip(theirs, lengths, strict=True))
+        return [pickle.loads(each) for each in texts]  # noqa: S301  (of this job's own ranks, as torch does it)
+
+    def _all_gather(self, mine: torch.Tensor, world: int) -> list[torch.Tensor]:
+        theirs = [torch.empty_like(mine) for _ in range(world)]
+        work = dist.all_gather(theirs, mine, self._group, async_op=True)
+        _KEPT[:] = [*_KEPT[-1:], (work, mine, theirs)]
+        work.wait()
+        return theirs
+
+
+def _generation() -> int:
+    """Of the job, under a launcher; 0 without one."""
+    return int(os.environ.get("OUTLAST_GENERATION", "0"))

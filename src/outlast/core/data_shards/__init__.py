@@ -1,0 +1,1 @@
+"""Shards of data on demand: the coordinator deals them, agents remember who holds what."""

@@ -1,0 +1,1 @@
+"""Who takes part: admission, attendance, silence, and who gets which rank."""

@@ -1,0 +1,114 @@
+"""What the job knows about one life of one agent."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from outlast.core.membership.roster import Candidate
+from outlast.protocol.failures import Failure
+from outlast.protocol.membership import Join, Leaving, Report, State
+
+ACKS_KEPT = 8  # of one node, that it has not repeated yet
+CLOSER = 0.001  # seconds: what is worth to be remembered of how clocks differ, and written down for a replay
+
+
+class Member:
+    """A node, from its first connection on: also a spare, and one that was lost."""
+
+    __slots__ = ("acks", "behind", "connected", "echoed", "join", "report", "sent", "told", "until")
+
+    def __init__(self, join: Join) -> None:
+        self.join = join
+        self.connected = True
+        self.report = join.report
+        self.sent = join.report.generation  # the newest generation that it may have been told to start
+        self.told = 0  # the newest term of this coordinator that it may have heard of
+        self.until: float | None = None
+        self.acks: dict[int, float] = {}  # when each was sent
+        self.echoed = 0  # the newest that it has repeated
+        self.behind: float | None = None  # the coordinator's clock less the node's, as the fastest report shows it
+
+    def come_back(self, join: Join) -> None:
+        """The same agent, on another connection."""
+        self.join, self.connected, self.until = join, True, None
+        self.sent = max(self.sent, join.report.generation)
+        self.acks.clear()
+
+    @property
+    def name(self) -> str:
+        return self.join.name
+
+    @property
+    def place(self) -> str:
+        return self.join.place
+
+    @property
+    def leaving(self) -> bool:
+        return self.report.leaving is not Leaving.NO
+
+    @property
+    def clear(self) -> bool:
+        """No worker runs there, and none of a generation that it was ever told to start can start any more."""
+        return self.report.clear and (self.leaving or self.report.floor >= self.sent)
+
+    def stopped(self, generation: int) -> bool:
+        """Its workers of this generation were told to end, for a reason that was not theirs, or never to begin."""
+        report = self.report
+        if report.generation < generation:
+            return self.clear
+        return report.state is State.IDLE or (report.state is State.RUNNING and report.floor >= generation)
+
+    def heard(self, sent: float, now: float) -> bool:
+        """A report that was sent at this time of the node's clock has come; whether that tells anything new."""
+        if not sent or (self.behind is not None and now - sent > self.behind - CLOSER):
+            return False
+        self.behind = now - sent
+        return True
+
+    def aligned(self, failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        """These failures by the coordinator's clock."""
+        behind = self.behind or 0.0
+        return tuple(replace(failure, clock=max(0.0, failure.clock + behind)) for failure in failures)
+
+    def candidate(self) -> Candidate:
+        j = self.join
+        port = self.report.store_port
+        return Candidate(
+            node=j.node, name=j.name, nproc=j.nproc, role=j.role, addr=j.addr, store_port=port, infra_rank=j.infra_rank
+        )
+
+    def acked(self, seq: int, now: float) -> None:
+        """An `Ack` of this report is being sent. Of two, it may be the first that is repeated: that one counts."""
+        if seq in self.acks or seq <= self.echoed:
+            return
+        if len(self.acks) >= ACKS_KEPT:
+            del self.acks[next(iter(self.acks))]
+        self.acks[seq] = now
+
+    def repeated(self, seq: int) -> float | None:
+        """When the `Ack` was sent that it has just shown to have."""
+        sent = self.acks.pop(seq, None)
+        if sent is not None:
+            self.echoed = seq
+            for older in [s for s in self.acks if s < seq]:
+                del self.acks[older]
+        return sent
+
+
+def is_news(known: Report, report: Report) -> bool:
+    """Whether a report says what the one before it did not, as far as decisions depend on it."""
+    return (
+        known.state is not report.state
+        or known.clear != report.clear
+        or known.floor != report.floor
+        or known.generation != report.generation
+        or known.store_port != report.store_port
+        or known.leaving is not report.leaving
+        or known.failures != report.failures
+        or known.known != report.known
+        or known.wish != report.wish
+        or known.measures != report.measures
+        or known.stride != report.stride
+        or known.overdue != report.overdue
+        or known.halted != report.halted
+    )

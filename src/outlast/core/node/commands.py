@@ -1,0 +1,128 @@
+"""What comes out of a node's decisions, to be done in order. Plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from outlast.protocol.checks import Findings, Probe
+from outlast.protocol.generations import Assignment
+from outlast.protocol.hangs import Named, Seen
+from outlast.protocol.membership import Over, Report
+from outlast.protocol.paces import Paces
+from outlast.protocol.snapshots import Keeping
+from outlast.protocol.succession import Term
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Send this report, as the first of a connection within a `Join`."""
+
+    report: Report
+    first: bool = False
+
+
+class StartWorkers(msgspec.Struct, frozen=True):
+    assignment: Assignment
+    keeping: Keeping = Keeping()
+
+
+class StopWorkers(msgspec.Struct, frozen=True):
+    """Stop the workers: with the whole shutdown time-out, or with this many seconds between TERM and KILL."""
+
+    generation: int
+    grace: float | None
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Workers may live until then, and no longer."""
+
+    until: float
+
+
+class TakeMeasures(msgspec.Struct, frozen=True):
+    """Read off what the workers have measured, for this round."""
+
+    round: int
+
+
+class Agree(msgspec.Struct, frozen=True):
+    """This is what all ranks of the job have measured."""
+
+    longest: dict[str, float]
+
+
+class Observe(msgspec.Struct, frozen=True):
+    """See where the workers are, for this inquiry; they may be interrupted for it, or not."""
+
+    number: int
+    interrupt: bool
+
+
+class Examine(msgspec.Struct, frozen=True):
+    """Check this node."""
+
+    probe: Probe
+
+
+class Show(msgspec.Struct, frozen=True):
+    """Send what was seen."""
+
+    seen: Seen | Paces | Findings
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """It is known who makes the job hang: end whom this node was about to end, and those of its ranks who did it."""
+
+    named: Named
+
+
+class HaltWorkers(msgspec.Struct, frozen=True):
+    """Let the workers save at this boundary, and wait there; 0: at the next one, until it is named."""
+
+    at: int
+    durable: bool
+
+
+class SetStride(msgspec.Struct, frozen=True):
+    """Copy one in so many snapshots."""
+
+    stride: int
+
+
+class Host(msgspec.Struct, frozen=True):
+    """No coordinator can be reached, and it is this node's turn: start one, of this term."""
+
+    term: Term
+
+
+class Retire(msgspec.Struct, frozen=True):
+    """Another coordinator leads the job: end the one that is hosted here."""
+
+
+class Hangup(msgspec.Struct, frozen=True):
+    """The coordinator has been silent for too long: close this connection and try another."""
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """Nothing is left to do here."""
+
+    over: Over
+
+
+Command = (
+    Tell
+    | StartWorkers
+    | StopWorkers
+    | Lease
+    | TakeMeasures
+    | Agree
+    | Observe
+    | Examine
+    | Show
+    | Blame
+    | HaltWorkers
+    | SetStride
+    | Host
+    | Retire
+    | Hangup
+    | Exit
+)

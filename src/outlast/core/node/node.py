@@ -1,0 +1,532 @@
+"""The node: what an agent does with its workers. The other half of the job's rules.
+
+It starts a generation only when told, only once, only with nothing else alive, and only while it holds a lease.
+It stops its workers when told, when one of them fails, and when its lease runs out: whoever cannot reach
+the coordinator must assume that the others go on without it.
+
+It obeys one coordinator at a time, and never one of an older term than it has obeyed before. For a while after each
+answer it joins no other; when that time has passed and none can be reached, it may have to host the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outlast.core.membership.liveness import BEATS
+from outlast.core.node.commands import (
+    Agree,
+    Blame,
+    Command,
+    Examine,
+    Exit,
+    HaltWorkers,
+    Hangup,
+    Host,
+    Lease,
+    Observe,
+    Retire,
+    SetStride,
+    Show,
+    StartWorkers,
+    StopWorkers,
+    TakeMeasures,
+    Tell,
+)
+from outlast.core.node.inputs import (
+    Cleared,
+    Connected,
+    Decided,
+    Disconnected,
+    Event,
+    Examined,
+    Exited,
+    Halting,
+    Holds,
+    KeepsUp,
+    Late,
+    Leave,
+    Measured,
+    NotHosted,
+    Observed,
+    Paced,
+    Received,
+    Wished,
+)
+from outlast.core.succession.authority import PROMISE_SHARE
+from outlast.protocol.checks import Probe
+from outlast.protocol.failures import Failure
+from outlast.protocol.generations import Assignment, Halt, Halted, Start, Stop
+from outlast.protocol.hangs import Agreed, Look, Measure, Measures, Named, Overdue, Seen
+from outlast.protocol.membership import Ack, Leaving, Over, Refuse, Report, State, Wanted, Welcome, Wish
+from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.paces import Paces
+from outlast.protocol.snapshots import Held, Keeping, Stride
+from outlast.protocol.succession import Charter, Standing, Successor, Term
+
+REPEATED = 5.0  # seconds for which a node says again that ranks are late: to a coordinator that has just come
+FIRST_PATIENCE = 10.0  # with a coordinator that has not said how long its leases are
+
+
+class Node:
+    """The decisions of one life of one agent.
+
+    >>> node = Node("a")
+    >>> node.handle(Connected(Standing(Term(1, "a"), True)), now=0.0)[0].first
+    True
+    """
+
+    def __init__(self, me: str, store_port: int = 0) -> None:
+        self.me = me
+        self.store_port = store_port
+        self.term = Term()
+        self.charter: Charter | None = None
+        self.assignment: Assignment | None = None
+        self.connection = 0
+        self.hosting = False
+        self._hosted = 0  # the number of the newest term of a coordinator that was hosted here
+        self.generation = 0
+        self.state = State.IDLE
+        self.clear = True
+        self._floor = 0
+        self._stopping = False
+        self._killed = False
+        self._failures: list[Failure] = []
+        self._patience_with_workers = 0.0
+        self._wish: Wish | None = None
+        self._measures = Measures(0)
+        self._agreed = 0
+        self._overdue = Overdue(0, False)
+        self._overdue_until = float("-inf")
+        self._halted: Halted | None = None
+        self._look = 0  # the newest inquiry that this connection has brought
+        self._keeping = Keeping()
+        self._stride = 1
+        self._held: tuple[Held, ...] = ()
+        self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
+        self._leaving = Leaving.NO
+        self._over: Over | None = None
+        self._exited = False
+        self._connected = False
+        self._peer = ""  # whose coordinator this node is connected to, or was
+        self._promised = float("-inf")  # until then this node joins no other
+        self._obeyed = 0.0
+        self._acked = 0
+        self._echoed = False
+        self._alone_since = float("-inf")  # when the last connection ended
+        self._not_before = float("-inf")  # a coordinator that could not be hosted is not tried again at once
+        self._welcome: Welcome | None = None
+        self._seq = 0
+        self._sent_at: dict[int, float] = {}  # reports on this connection that wait for their Ack
+        self._heard_at = 0.0
+        self._lease_end = float("-inf")
+        self._beat_at: float | None = None
+        self._out: list[Command] = []
+
+    @property
+    def leaving(self) -> Leaving:
+        return self._leaving
+
+    @property
+    def obeyed(self) -> float:
+        """When a coordinator last answered in a way that counts."""
+        return self._obeyed
+
+    @property
+    def connected(self) -> bool:
+        """Whether a coordinator can be told anything."""
+        return self._connected
+
+    @property
+    def successors(self) -> tuple[Successor, ...]:
+        """Where a coordinator may be. Not all who knew of a later generation need have come to where this node is."""
+        told = self.charter.turns if self.charter is not None else ()
+        heard = self._welcome.successors if self._welcome is not None else ()
+        return tuple(dict.fromkeys((*told, *heard)))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker of the newest generation has failed."""
+        return self.state is State.FAILED
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether its workers are being ended for no failure of theirs: then none of their ends is one."""
+        return self._stopping and not self._failures
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due, if nothing else happens before."""
+        times = []
+        if self._connected:
+            times += [self._patience()] if self.clear else []
+            times += [self._beat_at] if self._beat_at is not None else []
+        elif (host_at := self._host_at()) is not None:
+            times.append(host_at)
+        if self._is_leased():
+            times.append(self._lease_end)
+        return min(times, default=None)
+
+    def choose(self, standings: Sequence[Standing], now: float) -> int | None:
+        """Which of the coordinators that answer to join: one that acts before others, then that of the newest term."""
+        may = [
+            (standing.acting, standing.term, index)
+            for index, standing in enumerate(standings)
+            if standing.term.by == self.term.by or now >= self._promised
+        ]
+        return max(may)[2] if may else None
+
+    def next_term(self) -> Term:
+        """For a coordinator that this node is about to host: newer than all that it has heard of, or hosted before."""
+        self._hosted = max(self._hosted, self.term.number) + 1
+        return Term(self._hosted, self.me)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event in; what comes out is to be done in this order."""
+        self._out = []
+        well = isinstance(event, Cleared) or (isinstance(event, Exited) and event.failure is None)
+        if self._is_leased() and now >= self._lease_end and not well:
+            # An agent that was held up itself finds its workers killed for that, and it is no failure of theirs.
+            self._cut_off(now)
+        if isinstance(event, Received):
+            self._received(event.message, now)
+        elif isinstance(event, Connected):
+            # Reports of an earlier connection may have been heard by a coordinator that has since given
+            # this node up: only an answer on this connection renews the lease.
+            self._connected = True
+            self.connection += 1
+            self._peer = event.standing.term.by
+            self._acked, self._echoed, self._look = 0, False, 0
+            self._heard_at = now
+            self._sent_at.clear()
+            self._held_since = self._seq + 1 if self._held else 0
+            self._tell(now, first=True)
+        elif isinstance(event, Disconnected):
+            self._connected = False
+            self._alone_since = now
+            self._beat_at = None
+            if self._leaving is not Leaving.NO:
+                self._leave_alone()
+        elif isinstance(event, Exited):
+            self._worker_exited(event, now)
+        elif isinstance(event, Decided):
+            self._decided(event, now)
+        elif isinstance(event, Cleared):
+            self._cleared(event.generation, now)
+        elif isinstance(event, Leave):
+            self._leave(event.how, now)
+        elif isinstance(event, Wished):
+            self._wished(event.wish, now)
+        elif isinstance(event, Measured):
+            self._measured(event, now)
+        elif isinstance(event, Late):
+            self._late(event, now)
+        elif isinstance(event, Observed):
+            if event.number == self._look and self._runs(event.generation):
+                self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Paced):
+            if self._connected and self._runs(event.generation):
+                self._out.append(Show(Paces(event.generation, event.paces)))
+        elif isinstance(event, Halting):
+            if self._runs(event.generation) and event.halted != self._halted:
+                self._halted = event.halted
+                self._tell(now)
+        elif isinstance(event, Holds):
+            self._holds(event.held, now)
+        elif isinstance(event, KeepsUp):
+            if event.stride != self._stride:
+                self._stride = event.stride
+                self._tell(now)
+        elif isinstance(event, Examined):
+            if self._connected:
+                self._tell(now)  # first: the port of the next round's store is in it
+                self._out.append(Show(event.findings))
+        elif isinstance(event, NotHosted):
+            self.hosting = False
+            self._not_before = now + self._node_timeout()
+        else:
+            self._tick(now)
+        return self._out
+
+    def _received(self, message: FromCoordinator, now: float) -> None:
+        if isinstance(message, Ack | Start | Stop | Over) and message.term:
+            term = Term(message.term, self._peer)
+            if term != self.term and term.number <= self.term.number:
+                return  # it does not know that it has been replaced, or that its number is another's
+            self._obey(term, now)
+        if isinstance(message, Ack):
+            self._answered(message.seq, message.leased, now)
+        elif isinstance(message, Welcome):
+            self._welcome = message
+            self._beat_at = now + message.heartbeat
+        elif isinstance(message, Charter):
+            self._adopt(message)
+        elif isinstance(message, Start):
+            self._adopt(message.charter)
+            self._answered(message.ack, True, now)
+            self._keeping = message.keeping
+            self._start(message.assignment, now)
+        elif isinstance(message, Measure):
+            if message.round > self._measures.round:
+                self._out.append(TakeMeasures(message.round))
+        elif isinstance(message, Agreed):
+            self._agreed = max(self._agreed, message.measures.round)
+            self._out.append(Agree(message.measures.longest))
+        elif isinstance(message, Stride):
+            self._out.append(SetStride(message.stride))
+        elif isinstance(message, Probe):
+            if self.clear and self._leaving is Leaving.NO and self._over is None:
+                self._out.append(Examine(message))
+        elif isinstance(message, Look):
+            if self._runs(message.generation):
+                self._look = message.number
+                self._out.append(Observe(message.number, message.interrupt))
+        elif isinstance(message, Named):
+            if message.number == self._look and self._runs(message.generation):
+                self._out.append(Blame(message))
+        elif isinstance(message, Halt):
+            if self._runs(message.generation):
+                known = self._halted.at if self._halted is not None else 0
+                self._out.append(HaltWorkers(max(message.at, known), message.durable))
+        elif isinstance(message, Stop):
+            self._stop_up_to(message.generation, message.graceful, now)
+        elif isinstance(message, Over):
+            self._finish(message)
+        elif isinstance(message, Refuse):
+            self._finish(Over(False, message.reason))
+
+    def _obey(self, term: Term, now: float) -> None:
+        self.term = term
+        self._obeyed = now
+        self._heard_at = now
+        self._promised = now + PROMISE_SHARE * self._node_timeout()
+
+    def _adopt(self, charter: Charter) -> None:
+        if self.charter is None or _age(charter) > _age(self.charter):
+            self.charter = charter
+
+    def _answered(self, seq: int, leased: bool, now: float) -> None:
+        self._acked = max(self._acked, seq)
+        if not leased:
+            # It needs this node's support before it may act, and sees it in the next report.
+            if not self._echoed:
+                self._echoed = True
+                self._tell(now)
+            return
+        self._echoed = False
+        if self.hosting and self._peer != self.me:
+            self.hosting = False
+            self._out.append(Retire())
+        sent = self._sent_at.pop(seq, None)
+        if sent is not None and self._welcome is not None and sent + self._welcome.lease > self._lease_end:
+            self._lease_end = sent + self._welcome.lease
+            self._out.append(Lease(self._lease_end))
+
+    def _start(self, assignment: Assignment, now: float) -> None:
+        generation = assignment.generation
+        stale = generation <= self._floor or generation <= self.generation
+        if stale or not self.clear or self._over is not None or self._leaving is not Leaving.NO:
+            return
+        if now >= self._lease_end:
+            return  # an order that was under way for so long may have been withdrawn since
+        self.generation = generation
+        self.assignment = assignment
+        self._floor = generation - 1
+        self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
+        self._failures, self._patience_with_workers = [], 0.0
+        self._overdue_until = float("-inf")
+        self._halted = None
+        self._out.append(StartWorkers(assignment, self._keeping))
+        self._tell(now)
+
+    def _stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
+        if generation > self._floor:
+            self._floor = generation
+        if not self.clear and self.generation <= generation:
+            self._stop(None if graceful else self._grace())
+        self._tell(now)
+
+    def _worker_exited(self, event: Exited, now: float) -> None:
+        if event.generation != self.generation or self.clear:
+            return
+        if self.told_to_stop:
+            return  # it was told to: whatever its exit code is, it is no failure
+        if event.failure is not None:
+            self._failures.append(event.failure)
+            if self.state is not State.FAILED:
+                self.state = State.FAILED
+                self._patience_with_workers = event.patience
+                self._tell(now)
+                self._stop(self._grace())
+
+    def _decided(self, event: Decided, now: float) -> None:
+        told = [(each.rank, each.pid) for each in self._failures]
+        this = (event.failure.rank, event.failure.pid)
+        if event.generation == self.generation and this in told:
+            self._failures[told.index(this)] = event.failure
+            self._tell(now)
+
+    def _cleared(self, generation: int, now: float) -> None:
+        if generation != self.generation or self.clear:
+            return
+        self.clear = True
+        if self._stopping:
+            self._floor = max(self._floor, self.generation)
+            if self.state is State.RUNNING:
+                self.state = State.IDLE
+        elif self.state is State.RUNNING:
+            self.state = State.FINISHED
+        self._tell(now)
+        if self._over is not None or (self._leaving is not Leaving.NO and not self._connected):
+            self._leave_alone()
+
+    def _leave(self, how: Leaving, now: float) -> None:
+        if self._leaving is Leaving.INTERRUPT or how is self._leaving:
+            return
+        self._leaving = how
+        if self._connected:
+            self._tell(now)
+        if how is Leaving.INTERRUPT and not self.clear:
+            self._stop(None)
+        if not self._connected:
+            self._leave_alone()
+
+    def _wished(self, wish: Wish, now: float) -> None:
+        if self._wish is not None and self._wish.wanted is Wanted.STOP:
+            return  # there is nothing to wish for any more
+        self._wish = wish
+        excluded = wish.wanted is Wanted.EXCLUDE_NODE
+        if excluded and self._leaving is Leaving.NO:
+            self._leaving = Leaving.DRAIN
+        self._tell(now)
+        if excluded and not self.clear:
+            self._stop(self._grace())  # what this node could still do is not wanted
+        if excluded and not self._connected:
+            self._leave_alone()
+
+    def _measured(self, event: Measured, now: float) -> None:
+        number = event.round
+        if number is None:  # another rank may have asked before, and not been answered yet
+            number = max(self._measures.round, self._agreed + 1)
+        if number >= self._measures.round:
+            self._measures = Measures(number, event.longest)
+            self._tell(now)
+
+    def _late(self, event: Late, now: float) -> None:
+        if self._runs(event.generation):
+            self._overdue = Overdue(self._overdue.number + 1, event.ending)
+            self._overdue_until = now + REPEATED
+            self._tell(now)
+
+    def _holds(self, held: tuple[Held, ...], now: float) -> None:
+        if held == self._held:
+            return
+        self._held, self._held_since = held, self._seq + 1
+        if self.clear:
+            self._tell(now)
+
+    def _runs(self, generation: int) -> bool:
+        """Whether workers of this generation live here, and have not been told to end."""
+        return generation == self.generation and not self.clear and not self._stopping
+
+    def _leave_alone(self) -> None:
+        """There is no coordinator to wait for: stop what runs, and go."""
+        if not self.clear:
+            self._stop(None)
+        elif not self._exited:
+            self._exited = True
+            reason = "interrupted" if self._leaving is Leaving.INTERRUPT else "drained"
+            self._out.append(Exit(self._over or Over(False, reason, left=True)))
+
+    def _finish(self, over: Over) -> None:
+        if self._over is None:
+            self._over = over
+            self._leave_alone()
+
+    def _tick(self, now: float) -> None:
+        if self._connected and self.clear and now >= self._patience():
+            self._heard_at = now
+            self._out.append(Hangup())
+        elif self._beat_at is not None and now >= self._beat_at:
+            self._tell(now)
+        host_at = self._host_at()
+        if not self._connected and host_at is not None and now >= host_at:
+            self.hosting = True
+            self._out.append(Host(self.next_term()))
+
+    def _is_leased(self) -> bool:
+        """Whether workers live that must end with the lease: also those that stop, whose grace may be longer."""
+        return not self.clear and not self._killed and self._over is None
+
+    def _cut_off(self, now: float) -> None:
+        """The others may be about to go on without this node: no worker may live on."""
+        self._floor = max(self._floor, self.generation)
+        if not self._stopping:
+            self.state = State.CUT_OFF
+            self._tell(now)
+        self._stop(0.0)
+
+    def _host_at(self) -> float | None:
+        """When it is this node's turn to host the coordinator, should none be reached before."""
+        if self.charter is None or self.hosting or self._over is not None or self._leaving is not Leaving.NO:
+            return None
+        turns = [s.node for s in self.charter.turns]
+        if self.term.by in turns:  # its coordinator is the one that cannot be reached
+            turns.remove(self.term.by)
+            turns.append(self.term.by)
+        if self.me not in turns or self.charter.rules.alone:
+            return None
+        looked = self._alone_since + self._node_timeout() / 4
+        return max(self._not_before, looked, self._promised + turns.index(self.me) * self._node_timeout() / 2)
+
+    def _patience(self) -> float:
+        return self._heard_at + self._node_timeout()
+
+    def _node_timeout(self) -> float:
+        if self._welcome is not None:
+            return self._welcome.heartbeat * BEATS
+        return self.charter.rules.node_timeout if self.charter is not None else FIRST_PATIENCE
+
+    def _stop(self, grace: float | None) -> None:
+        self._stopping = True
+        self._killed = self._killed or grace == 0.0
+        self._out.append(StopWorkers(self.generation, grace))
+
+    def _grace(self) -> float:
+        return max(self._welcome.restart_grace if self._welcome is not None else 0.0, self._patience_with_workers)
+
+    def _tell(self, now: float, *, first: bool = False) -> None:
+        if not self._connected:
+            return
+        self._seq += 1
+        self._sent_at[self._seq] = now
+        if self._welcome is not None:
+            self._beat_at = now + self._welcome.heartbeat
+            oldest = now - self._welcome.lease
+            for seq in [s for s, at in self._sent_at.items() if at < oldest]:
+                del self._sent_at[seq]  # its Ack would renew nothing
+        failures = tuple(self._failures)
+        report = Report(
+            seq=self._seq,
+            floor=self._floor,
+            generation=self.generation,
+            state=self.state,
+            clear=self.clear,
+            store_port=self.store_port,
+            leaving=self._leaving,
+            failures=failures,
+            acked=self._acked,
+            known=self.charter.known if self.charter is not None else (0, 0, 0),
+            wish=self._wish,
+            measures=self._measures,
+            agreed=self._agreed,
+            overdue=self._overdue if now < self._overdue_until and self._runs(self.generation) else None,
+            halted=self._halted if self._runs(self.generation) else None,
+            sent=now,
+            held=self._held if self._acked < self._held_since else None,
+            stride=self._stride,
+        )
+        self._out.append(Tell(report, first))
+
+
+def _age(charter: Charter) -> tuple[int, int, int]:
+    affirmed, generation, ballots = charter.known
+    return (affirmed, generation, -ballots)  # with fewer ballots, more is settled

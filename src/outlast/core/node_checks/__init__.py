@@ -1,0 +1,1 @@
+"""Which nodes are fit: rounds of checks, who is paired with whom, and what that says."""

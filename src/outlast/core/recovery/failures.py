@@ -1,0 +1,71 @@
+"""The failures of one generation: which of them are kept, which is the root, and how people are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from outlast.protocol.failures import Failure
+
+KEPT = 16  # of one generation, the first ones
+SHORT = 2000  # characters of a failure that followed another
+
+
+def merged(known: Iterable[Failure], told: Iterable[Failure]) -> list[Failure]:
+    """What is known after a node has told of these: what was pending may have been decided meanwhile."""
+    found = {(failure.rank, failure.pid): failure for failure in known}
+    for failure in told:
+        before = found.get((failure.rank, failure.pid))
+        if before is None or before.pending:
+            found[failure.rank, failure.pid] = failure
+    failures = list(found.values())
+    if failures and failures[0].hung:
+        failures.sort(key=lambda failure: not failure.culprit)  # it must not be the one that is cut off
+    return failures[:KEPT]
+
+
+def root_first(failures: Sequence[Failure]) -> list[Failure]:
+    """The earliest that is nobody's consequence, then the others as they came. Their clocks have been aligned."""
+    if len(failures) < 2:
+        return list(failures)
+    by_time = sorted(failures, key=lambda failure: failure.clock)
+    if by_time[0].hung:
+        # Of ranks that hang, the first whose clock ran out is not the cause: the one that they wait for is.
+        by_time.sort(key=lambda failure: not failure.culprit)
+    root = min(by_time, key=lambda failure: failure.cause is not None and failure.cause.role == "cascade")
+    return [root, *(each for each in by_time if each is not root)]
+
+
+def shortened(failures: Sequence[Failure]) -> tuple[Failure, ...]:
+    """The root with all that it said, its followers in short: this goes to every node."""
+    return (*failures[:1], *(replace(each, message=each.message[:SHORT], error="") for each in failures[1:]))
+
+
+def what(failure: Failure) -> str:
+    """What happened.
+
+    >>> what(Failure("a", "h", 3, 0, 99, -9, 0.0, ""))
+    'rank 3 on node a failed (signal 9)'
+    >>> from outlast.protocol.failures import Account
+    >>> what(Failure("a", "h", 3, 0, 99, -15, 0.0, "", account=Account("NameError")))
+    'rank 3 on node a failed (NameError, then signal 15)'
+    """
+    who, code = f"rank {failure.rank} on node {failure.node}", failure.exit_code
+    if failure.hung:
+        return f"{who} hung: {failure.hung}"
+    # Ended together with another, it may have been stopped for that one while it was still telling of its own end.
+    first = f"{failure.account.exception}, then " if code < 0 and failure.account.exception else ""
+    return f"{who} failed ({first}{f'exit code {code}' if code >= 0 else f'signal {-code}'})"
+
+
+def diagnosed(failure: Failure) -> str:
+    """What happened, and its cause where that says more."""
+    cause = failure.cause
+    says_more = cause is not None and cause.name not in ("unknown", "hang")
+    return f"{what(failure)}: {cause.title} ({cause.name})" if cause is not None and says_more else what(failure)
+
+
+def by_whom(failure: Failure) -> str:
+    """What decided on its strategy, in brackets; nothing, where that was nobody in particular."""
+    return f" ({failure.decided})" if failure.decided else ""

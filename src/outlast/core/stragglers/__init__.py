@@ -1,0 +1,1 @@
+"""How fast ranks are, and which are slower than the others while training goes on."""

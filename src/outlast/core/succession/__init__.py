@@ -1,0 +1,1 @@
+"""Which coordinator may act, and how one takes over from another."""

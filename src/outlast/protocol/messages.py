@@ -1,0 +1,35 @@
+"""Every message that an agent may send, and every message that a coordinator may send."""
+
+from __future__ import annotations
+
+from outlast.protocol.checks import Findings, Probe
+from outlast.protocol.generations import Halt, Start, Stop
+from outlast.protocol.hangs import Agreed, Look, Measure, Named, Seen
+from outlast.protocol.membership import Ack, Join, Notice, Over, Refuse, Report, Welcome
+from outlast.protocol.paces import Paces
+from outlast.protocol.requests import Answer, Ask
+from outlast.protocol.shards import Query, Told
+from outlast.protocol.snapshots import Stride
+from outlast.protocol.succession import Charter, Standing
+
+FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query
+FromCoordinator = (
+    Standing
+    | Welcome
+    | Charter
+    | Ack
+    | Start
+    | Measure
+    | Agreed
+    | Probe
+    | Notice
+    | Look
+    | Named
+    | Stride
+    | Halt
+    | Stop
+    | Over
+    | Refuse
+    | Answer
+    | Told
+)

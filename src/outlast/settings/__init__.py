@@ -1,0 +1,1 @@
+"""Every setting: declared once, read from files, variables and flags."""

@@ -1,0 +1,393 @@
+"""Every setting once: its default, bounds and help, and from its name the flag, YAML key and variable.
+
+A setting is a field of `Settings`, and nothing else has to be written: `--ft-node-timeout`,
+`node_timeout:` and `OUTLAST_NODE_TIMEOUT` follow from `node_timeout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from outlast.settings.values import ENV_PREFIX, MOST_SECONDS, ports, section_timeouts, spelled, termination_signal
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
+
+
+def _about(
+    description: str,
+    *,
+    flags: tuple[str, ...] = (),
+    switch: tuple[str, str] | None = None,
+    secret: bool = False,
+) -> msgspec.Meta:
+    """Help; plain flags beside `--ft-…`; a flag without a value and the value it stands for; never shown."""
+    return msgspec.Meta(description=description, extra={"flags": flags, "switch": switch, "secret": secret})
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be set beyond torchrun's flags. One object, read once, passed down."""
+
+    use_infra_group_rank: Annotated[
+        bool,
+        _about(
+            "Take node ranks from the infrastructure (SLURM_PROCID, then GROUP_RANK) on every generation; "
+            "false: survivors keep their ranks and newcomers fill the gaps."
+        ),
+    ] = True
+    node_name: Annotated[str, _about("Name of this node in logs and for ordering; empty: the host name.")] = ""
+    node_unit: Annotated[
+        int,
+        msgspec.Meta(ge=1),
+        _about("The world is a multiple of this many nodes.", flags=("--node-unit", "--node_unit")),
+    ] = 1
+    last_call: Annotated[Seconds, _about("Seconds to wait for more nodes once MIN are there.")] = 3.0
+    pend_timeout: Annotated[Seconds, _about("Seconds to wait, below MIN nodes, before the job fails.")] = 600.0
+    connect_timeout: Annotated[
+        Seconds, _about("Seconds an agent tries to reach the coordinator before it gives up.")
+    ] = 60.0
+    node_timeout: Annotated[
+        float,
+        msgspec.Meta(ge=0.1, le=1e9),
+        _about(
+            "Seconds of silence after which a node counts as lost.",
+            flags=("--node-timeout", "--node_timeout"),
+        ),
+    ] = 3.0
+    empty_timeout: Annotated[
+        Seconds, _about("Seconds that a coordinator without a single node waits for one before it ends.")
+    ] = 10.0
+    journal: Annotated[
+        str,
+        _about(
+            "File for the coordinator's journal, which is kept; without it, one in the temporary directory, "
+            "removed when the job has ended."
+        ),
+    ] = ""
+    events: Annotated[
+        str,
+        _about(
+            "File to which the coordinator appends one JSON line for each of its decisions, on its own host; "
+            "empty: none."
+        ),
+    ] = ""
+    tie_break: Annotated[
+        Literal["off", "survivor"],
+        _about(
+            "'survivor': of two nodes, one alone may go on when it cannot reach the other, whichever it is. "
+            "If only the network between them fails, both will."
+        ),
+    ] = "off"
+    restart_grace: Annotated[
+        Seconds,
+        _about(
+            "Seconds between SIGTERM and SIGKILL for workers of a generation that is given up "
+            "(job end and drain use --shutdown-timeout)."
+        ),
+    ] = 0.05
+    planned_change_timeout: Annotated[
+        Seconds,
+        _about(
+            "Seconds that a planned change (a node joins or drains, `outlast restart`) waits for all ranks to come to "
+            "their next save, so that no step is lost; 0: it does not wait."
+        ),
+    ] = 20.0
+    snapshot_linger: Annotated[
+        Seconds,
+        _about(
+            "Seconds that snapshots in shared memory outlive an agent that was killed, for the next one of its name."
+        ),
+    ] = 60.0
+    replicas: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=1),
+        _about(
+            "Copies of each snapshot in the memory of another host, so that it outlives the loss of a node; "
+            "0: none, for half of the shared memory."
+        ),
+    ] = 1
+    warm_start: Annotated[
+        bool,
+        _about(
+            "Fork workers from a process that has already imported what they import.",
+            flags=("--warm-start", "--warm_start"),
+        ),
+    ] = True
+    warm_preload: Annotated[
+        str,
+        _about(
+            "More modules to import beforehand, as a,b.c; also your own, whose code then stays as it was.",
+            flags=("--warm-preload", "--warm_preload"),
+        ),
+    ] = ""
+    warm_cuda: Annotated[
+        bool,
+        _about(
+            "Keep a spare process for each worker that has a CUDA context already; it costs the memory of one.",
+            flags=("--warm-cuda", "--warm_cuda"),
+        ),
+    ] = False
+    supervise: Annotated[
+        bool,
+        _about(
+            "Start this node's agent again when it is killed or crashes (`outlast run` alone, not from Python).",
+            switch=("--supervise", "true"),
+        ),
+    ] = False
+    hang_detection: Annotated[
+        Literal["on", "report", "off"],
+        _about(
+            "'on': a rank that is late by a time-out that was set or calibrated is ended; with none, one that seems to "
+            "hang is reported. 'report': nobody is ended. 'off': nobody looks."
+        ),
+    ] = "on"
+    rank_heartbeat_timeout: Annotated[
+        Seconds, _about("Seconds without a heartbeat or step after which a rank hangs; 0: not watched.")
+    ] = 0.0
+    initial_rank_heartbeat_timeout: Annotated[
+        Seconds,
+        _about("Seconds from its start in which a rank must give a first sign of life; 0: not watched."),
+    ] = 0.0
+    rank_section_timeouts: Annotated[
+        str,
+        _about("Seconds after which a rank hangs in a section, as step:30,checkpoint:600; others are not watched."),
+    ] = ""
+    rank_out_of_section_timeout: Annotated[
+        Seconds, _about("Seconds outside any section after which a rank hangs; 0: not watched.")
+    ] = 0.0
+    safety_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=1e6),
+        _about("Calibrated time-outs are the longest time that any rank has measured, times this."),
+    ] = 5.0
+    rank_termination_signal: Annotated[
+        str,
+        _about("What a rank that hangs is ended with; if it lives a second later, with SIGKILL."),
+    ] = "SIGKILL"
+    step_hook: Annotated[
+        bool,
+        _about("Count the steps of torch's optimizers as heartbeats, for scripts that give none."),
+    ] = True
+    signatures: Annotated[
+        str,
+        _about("YAML file with signatures of failures of your own, besides those that Outlast knows."),
+    ] = ""
+    failover: Annotated[
+        bool,
+        _about(
+            "Let the causes of failures and their history decide what is done about them; "
+            "false: everything is restarted, until --max-restarts."
+        ),
+    ] = True
+    failover_rules: Annotated[
+        str, _about("YAML file with rules about failures, as `- when: {cause: disk-full}`, `then: abortion`.")
+    ] = ""
+    dynamic_failover_extension: Annotated[
+        str,
+        _about(
+            "package.module::Class, a subclass of outlast.FailoverExtension that decides what is done about failures.",
+            flags=("--dynamic-failover-extension", "--dynamic_failover_extension"),
+        ),
+    ] = ""
+    extension_timeout: Annotated[
+        float, msgspec.Meta(gt=0, le=3600), _about("Seconds that the extension may take to decide.")
+    ] = 5.0
+    crash_loop: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=10**6),
+        _about("The same failure this many times without a step of progress ends the job; 0: never."),
+    ] = 10
+    exclude_for: Annotated[
+        Seconds, _about("Seconds that a faulty node is left out before it is tried again; each time for twice as long.")
+    ] = 1800.0
+    eviction_limit: Annotated[
+        int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
+    ] = 3
+    straggler: Annotated[
+        Literal["warn", "exclude", "off"],
+        _about(
+            "What to do about a rank that is slower than the others while training goes on: say so, "
+            "or go on without its node as well, or do not look."
+        ),
+    ] = "warn"
+    straggler_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1.05, le=1000),
+        _about("How much slower than the median a rank has to be, in a section of its own work, to be a straggler."),
+    ] = 1.2
+    network_check: Annotated[
+        bool,
+        _about(
+            "Check nodes before they are let in: product, memory, collectives with a partner; leave out faulty ones.",
+            switch=("--network-check", "true"),
+        ),
+    ] = False
+    exclude_straggler: Annotated[
+        bool,
+        _about(
+            "Leave out nodes that a check finds slow, if MIN nodes are left; else they are only named.",
+            switch=("--exclude-straggler", "true"),
+        ),
+    ] = False
+    slow_node_factor: Annotated[
+        float,
+        msgspec.Meta(gt=1, le=1000),
+        _about("A node is slow that is slower than the median by this factor, in any phase of a check."),
+    ] = 2.0
+    node_check_timeout: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=86400),
+        _about(
+            "Seconds that one round of a check may take on a node, once it has begun.",
+            flags=("--node-check-timeout", "--node_check_timeout"),
+        ),
+    ] = 60.0
+    comm_perf_test: Annotated[
+        bool,
+        _about("Measure collectives of several sizes in checks.", switch=("--comm-perf-test", "true")),
+    ] = False
+    accelerator: Annotated[
+        str,
+        _about(
+            "What checks try: auto, cpu, cuda, ascend, xpu, or a plug-in's name.",
+            flags=("--accelerator",),
+        ),
+    ] = "auto"
+    check_path: Annotated[
+        str, _about("Directory, as that of checkpoints, whose disk checks try; empty: none is tried.")
+    ] = ""
+    verdict: Annotated[
+        str,
+        _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs."),
+    ] = ""
+    store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
+    auth: Annotated[
+        bool,
+        _about("Nodes must prove that they know the job's token.", switch=("--no-auth", "false")),
+    ] = True
+    token: Annotated[
+        str,
+        _about("The job's secret, of 16 characters or more; from YAML or OUTLAST_TOKEN alone.", secret=True),
+    ] = ""
+    tls: Annotated[bool, _about("Encrypt what agents and coordinator say to each other.", switch=("--tls", "true"))] = (
+        False
+    )
+    tls_cert: Annotated[str, _about("Path of the coordinator's certificate (PEM); empty: one is made for the job.")] = (
+        ""
+    )
+    tls_key: Annotated[str, _about("Path of the private key of tls_cert (PEM).")] = ""
+    tls_ca: Annotated[
+        str, _about("Path of the CA certificates (PEM) to verify the coordinator's certificate with.")
+    ] = ""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _about("How much Outlast itself logs.")] = "info"
+
+    def shown(self) -> dict[str, Any]:
+        """The settings as they may be printed: of a secret, only whether it is set."""
+        values = msgspec.structs.asdict(self)
+        return {name: _public(SETTINGS[name], value) for name, value in values.items()}
+
+    # The generated one would carry the token into every log line and traceback that shows the settings.
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one setting: read off its field in `Settings`."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    expects: str  # completes "must be …"
+    aliases: tuple[str, ...] = ()
+    switch: tuple[str, str] | None = None
+    secret: bool = False
+
+    @property
+    def env(self) -> str:
+        """The environment variable that sets it."""
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags that set it to the value that follows; none for a secret."""
+        if self.secret:
+            return ()
+        dashed = f"--ft-{self.name.replace('_', '-')}"
+        return (*dict.fromkeys([dashed, f"--ft-{self.name}"]), *self.aliases)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The spellings of the flag without a value, if there is one."""
+        flag = self.switch[0] if self.switch else ""
+        return tuple(dict.fromkeys([flag, "--" + flag[2:].replace("-", "_")])) if flag else ()
+
+
+class Reference(NamedTuple):
+    """One line of the settings' reference page."""
+
+    name: str
+    flag: str
+    env: str
+    default: str
+    help: str
+
+
+def reference() -> Iterator[Reference]:
+    """Every setting as the reference page lists it."""
+    for setting in SETTINGS.values():
+        flag = ", ".join([*setting.flags[:1], *setting.aliases[:1], *(setting.switch or ())[:1]])
+        default = _public(setting, setting.default)
+        yield Reference(setting.name, flag, setting.env, spelled(default), setting.help)
+
+
+def _public(setting: Setting, value: object) -> object:
+    if setting.secret:
+        return "set" if value else "not set"
+    return value
+
+
+def _expects(kind: Any, metas: list[msgspec.Meta]) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(get_args(kind))
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text (in YAML: in quotes)",
+    }
+    bounds = [
+        f"{word} {bound:.10g}"
+        for meta in metas
+        for word, bound in (("above", meta.gt), ("of at least", meta.ge), ("and at most", meta.le))
+        if bound is not None
+    ]
+    return " ".join([words[kind], *bounds])
+
+
+def _settings() -> Iterator[Setting]:
+    for field in msgspec.structs.fields(Settings):
+        kind, *metas = get_args(field.type)
+        about = metas[-1]
+        yield Setting(
+            name=field.name,
+            # The bounds are part of a number's type; text and switches stand alone, to be told apart.
+            type=field.type if kind in (int, float) else kind,
+            default=field.default,
+            help=about.description,
+            expects=_expects(kind, metas),
+            aliases=about.extra["flags"],
+            switch=about.extra["switch"],
+            secret=about.extra["secret"],
+        )
+
+
+# What a text has to be beyond a text; each raises ValueError with the rest of the line.
+CHECKS: dict[str, Callable[[str], object]] = {
+    "store_ports": ports,
+    "rank_section_timeouts": section_timeouts,
+    "rank_termination_signal": termination_signal,
+}
+SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _settings()}

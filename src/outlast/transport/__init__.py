@@ -1,0 +1,1 @@
+"""Bytes between processes of a job: proof of the token, frames, TLS, and what a coordinator is started with."""

@@ -1,0 +1,260 @@
+"""What may be in a state, and comes back as it was: the odd optimizers, tensors and objects of real scripts."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import outlast
+from outlast.checkpoint.trainer.checkpointer import Checkpointer
+from outlast.checkpoint.trainer.layout import Unsavable
+
+
+class Branches(nn.Module):  # type: ignore[misc]
+    """Of which a step trains some: parameters that had no gradient have no state in the optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, data: torch.Tensor, *, both: bool) -> torch.Tensor:
+        found: torch.Tensor = self.first(data)
+        return found + self.second(data) if both else found
+
+
+def branches(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = Branches()
+    return {"model": model, "optim": torch.optim.Adam(model.parameters(), lr=0.1)}
+
+
+def train(state: dict[str, Any], seed: int, *, both: bool = False) -> None:
+    torch.manual_seed(seed)
+    state["optim"].zero_grad()
+    state["model"](torch.randn(4, 3), both=both).square().mean().backward()
+    state["optim"].step()
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(
+        torch.equal(value, theirs)
+        for name in ("model", "optim")
+        for value, theirs in zip(tensors(one[name].state_dict()), tensors(other[name].state_dict()), strict=True)
+    )
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [tensor for each in inner for tensor in tensors(each)]
+
+
+def test_parameters_that_were_not_trained_yet_have_no_state_afterwards_either(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    state, saver = branches(0), checkpointer()
+    train(state, 1)
+    saver.save(1, state, durable=True)
+    saver.wait()
+    again = branches(5)
+    assert checkpointer().restore(again) == 1
+    assert equal(again, state)
+    for each in (state, again):
+        train(each, 2, both=True)
+    assert equal(again, state)
+
+
+def test_an_optimizer_that_has_trained_something_else_gets_the_state_of_all(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    """As when a script goes back to an earlier step: what it has by then is more, or less, than what it had."""
+    state, saver = branches(0), checkpointer()
+    train(state, 1, both=True)
+    saver.save(1, state, durable=True)
+    saver.wait()
+    again = branches(5)
+    train(again, 2, both=False)
+    assert checkpointer().restore(again) == 1
+    assert equal(again, state)
+
+
+def test_gradients_that_are_there_already_do_not_cost_the_optimizer_its_state(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    state, saver = branches(0), checkpointer()
+    train(state, 1, both=True)
+    saver.save(1, state, durable=True)
+    saver.wait()
+    again = branches(5)
+    again["model"](torch.ones(1, 3), both=True).sum().backward()  # to warm up, say
+    assert checkpointer().restore(again) == 1
+    assert equal(again, state)
+    assert all(parameter.grad is not None for parameter in again["model"].parameters())
+
+
+def test_what_is_frozen_when_it_is_restored_gets_its_state_for_when_it_is_not(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    """A script that trains some layers later freezes them when it starts, also when it starts again."""
+    state, saver = branches(0), checkpointer()
+    train(state, 1, both=True)
+    saver.save(1, state, durable=True)
+    saver.wait()
+    again = branches(5)
+    again["model"].first.requires_grad_(False)
+    assert checkpointer().restore(again) == 1
+    assert not again["model"].first.weight.requires_grad
+    again["model"].first.requires_grad_(True)
+    for each in (state, again):
+        train(each, 2, both=True)
+    assert equal(again, state)
+
+
+class Counts(torch.optim.SGD):  # type: ignore[misc]
+    """With a state that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_a_state_of_an_optimizer_that_has_no_name_is_refused(checkpointer: Callable[[], Checkpointer]) -> None:
+    state = branches(0)
+    state["optim"] = Counts(state["model"].parameters(), momentum=0.9)
+    train(state, 1)
+    with pytest.raises(ValueError, match=r"optim has a state, 'steps', that belongs to none.*outlast.PerRank\(optim\)"):
+        checkpointer().save(1, state)
+    saver, wrapped = checkpointer(), outlast.PerRank(state["optim"])
+    saver.save(1, {"model": state["model"], "optim": wrapped}, durable=True)
+    saver.wait()
+    again = branches(5)
+    again["optim"] = Counts(again["model"].parameters(), momentum=0.9)
+    assert checkpointer().restore({"model": again["model"], "optim": outlast.PerRank(again["optim"])}) == 1
+    assert again["optim"].state["steps"] == 1
+    assert equal(again, state)
+
+
+def test_an_optimizer_without_the_model_that_it_was_saved_with_is_one_line(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    state, saver = branches(0), checkpointer()
+    train(state, 1)
+    saver.save(1, state, durable=True)
+    saver.wait()
+    with pytest.raises(ValueError, match="give the model as well"):
+        checkpointer().restore({"optim": state["optim"]})
+
+
+def test_an_optimizer_that_needs_a_closure_goes_on(checkpointer: Callable[[], Checkpointer]) -> None:
+    def made(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 1)
+        return {"model": model, "optim": torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, history_size=3)}
+
+    def trained(state: dict[str, Any]) -> None:
+        def closure() -> torch.Tensor:
+            state["optim"].zero_grad()
+            loss: torch.Tensor = state["model"](torch.arange(12.0).view(4, 3) / 12).square().mean()
+            loss.backward()
+            return loss
+
+        state["optim"].step(closure)
+
+    state, saver = made(0), checkpointer()
+    for step in range(1, 4):
+        trained(state)
+        saver.save(step, state, durable=step == 3)
+    saver.wait()
+    again = made(5)
+    assert checkpointer().restore(again) == 3
+    for _ in range(3):
+        trained(state)
+        trained(again)
+        assert equal(again, state)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (np.float64(0.5), "numpy"),
+        ({"best": [np.arange(3)]}, "numpy"),
+        (deque([1.0]), "collections.deque"),
+        ([nn.Linear(1, 1)], "torch.nn.modules.linear.Linear"),
+        (Path("a"), "pathlib"),
+    ],
+)
+def test_what_could_not_be_restored_is_not_saved(
+    checkpointer: Callable[[], Checkpointer], value: object, name: str
+) -> None:
+    """Else a training would go on for days, and its first failure would be its last."""
+    with pytest.raises(Unsavable, match=rf"x(\.best)? could be saved, but not restored.*{name}"):
+        checkpointer().save(1, {"x": value})
+
+
+def test_a_value_that_becomes_one_that_could_not_be_restored_is_refused_then(
+    checkpointer: Callable[[], Checkpointer],
+) -> None:
+    saver, state = checkpointer(), {"best": 0.0}
+    saver.save(1, state)
+    state["best"] = np.float32(0.5)
+    with pytest.raises(Unsavable, match="best could be saved, but not restored"):
+        saver.save(2, state)
+    state["best"] = 0.5
+    assert saver.save(3, state)
+
+
+def test_tensors_without_values_are_refused(checkpointer: Callable[[], Checkpointer]) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(Unsavable, match=r"model.weight is on the meta device"):
+        checkpointer().save(1, {"model": model})
+
+
+def test_a_schedule_of_several_goes_on_through_its_milestones(checkpointer: Callable[[], Checkpointer]) -> None:
+    """MultiStepLR has a Counter, of which it wants more than a dictionary can do."""
+
+    def made() -> dict[str, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        parts = [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.MultiStepLR(optimizer, [2, 4])]
+        return {"optim": optimizer, "schedule": lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])}
+
+    state, saver = made(), checkpointer()
+    state["optim"].step()
+    state["schedule"].step()
+    saver.save(1, state | {"seen": Counter({3: 1})}, durable=True)
+    saver.wait()
+    again = made() | {"seen": None}
+    assert checkpointer().restore(again) == 1
+    assert type(again["seen"]) is Counter
+    for _ in range(8):
+        for each in (state, again):
+            each["optim"].step()
+            each["schedule"].step()
+        assert state["schedule"].get_last_lr() == again["schedule"].get_last_lr()
+
+
+class Remembers(nn.Linear):  # type: ignore[misc]
+    """With a state beside its tensors which is another object each time."""
+
+    def get_extra_state(self) -> tuple[torch.Tensor, ...]:
+        return (torch.arange(3), torch.ones(2))
+
+    def set_extra_state(self, state: tuple[torch.Tensor, ...]) -> None:
+        self.found = state
+
+
+def test_what_a_model_has_beside_its_tensors_is_saved(checkpointer: Callable[[], Checkpointer]) -> None:
+    saver, model = checkpointer(), Remembers(2, 2)
+    saver.save(1, {"model": Remembers(2, 2)}, durable=True)
+    saver.wait()
+    assert checkpointer().restore({"model": model}) == 1
+    assert torch.equal(model.found[0], torch.arange(3))
