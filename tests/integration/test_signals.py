@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs import Worker, errors, free_port, job, node, workers
+from jobs import SCRIPTS, Worker, errors, free_port, job, node, workers
 from processes import Process, await_exit, marked
 
+SAVES = SCRIPTS / "saves.py"
 ENDED_SOON = 120.0  # seconds, on a machine however busy
 TOGETHER = ("--nnodes=1:2", "--ft-last-call=60")  # both begin together, however long they take to come
 
@@ -91,6 +92,43 @@ def test_a_signal_to_the_only_node_ends_its_workers_with_the_same_signal(name: s
             process.wait_for(f"rank {rank} got {name}", anywhere=True)
         assert len(errors(process)) == 1
         assert_all_end(process)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_handler_that_saves_is_not_interrupted_by_another_signal(name: str) -> None:
+    with job("--nproc-per-node=2", script=SAVES) as process:
+        for rank in (0, 1):
+            process.wait_for(f"rank {rank} waits", anywhere=True)
+        process.signal(signal.Signals[name])
+        assert process.wait() == 1
+        for rank in (0, 1):
+            process.wait_for(f"rank {rank} saved after {name} in generation 1$", anywhere=True)
+        assert_all_end(process)
+
+
+def test_after_a_failure_the_others_get_one_signal() -> None:
+    with job("--nproc-per-node=2", "--max-restarts=1", "--ft-restart-grace=60", script=SAVES) as process:
+        process.wait_for("rank 0 waits", anywhere=True)
+        rank_1 = process.wait_for(r"rank 1 waits, pid (\d+), in generation 1", anywhere=True)
+        os.kill(int(rank_1[1]), signal.SIGUSR2)
+        assert process.wait() == 0
+        process.wait_for("rank 0 saved after SIGTERM in generation 1$", anywhere=True)
+
+
+def test_in_a_drain_every_worker_gets_one_signal() -> None:
+    port = free_port()
+    with (
+        node("a", port, *TOGETHER, "--ft-restart-grace=60", script=SAVES) as a,
+        node("b", port, *TOGETHER, "--ft-restart-grace=60", script=SAVES) as b,
+    ):
+        for each in (a, b):
+            each.wait_for("waits")
+        b.signal(signal.SIGTERM)
+        for each in (a, b):
+            each.wait_for(r"rank \d saved after SIGTERM in generation 1$", anywhere=True)
+        assert a.wait() == 0
+        assert b.wait() == 1
+        assert "drained" in errors(b)[0]
 
 
 def test_workers_that_ignore_sigterm_are_killed_after_the_shutdown_timeout() -> None:

@@ -24,7 +24,7 @@ from outlast.protocol.succession import Charter, Standing, Term
 
 MOST_SEEDS = 3000
 FIRST = {  # where to begin: nobody wants to wait for what few seeds show
-    "LeasesWithoutAuthority": 3757,
+    "LeasesWithoutAuthority": 8512,
     "ActsAtOnce": 13,
     "BeginsAnew": 314,
     "Guesses": 3256,

@@ -93,6 +93,7 @@ class WorkerGroup:
         self._workers: list[Worker] = []
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._over = asyncio.Event()
+        self._asked_to_end = False
         self._abandon_timer: asyncio.TimerHandle | None = None
         self._abandoned: tuple[int, ...] = ()
         self._sweeping = asyncio.Lock()
@@ -166,12 +167,15 @@ class WorkerGroup:
         """End every worker and all of its descendants; returns when they are gone.
 
         `signum` first and SIGKILL after `grace` seconds, SIGKILL at once without grace. May be called again, also
-        while another call waits: the shorter grace wins. Returns the pids that not even SIGKILL ended, for which
-        `on_exit` is not called: processes stuck in the kernel, on a node that should not be used again.
+        while another call waits: the shorter grace wins, and no worker gets a second `signum`, which would interrupt
+        a handler that saves. Returns the pids that not even SIGKILL ended, for which `on_exit` is not called:
+        processes stuck in the kernel, on a node that should not be used again.
         """
         timer = None
         if grace > 0:
-            self.send_signal(signum)
+            if not self._asked_to_end:
+                self._asked_to_end = True
+                self.send_signal(signum)
             timer = self._loop.call_later(grace, self._kill)
         else:
             self._kill()

@@ -89,7 +89,7 @@ class Node:
         self.clear = True
         self._floor = 0
         self._stopping = False
-        self._killed = False
+        self._shortest_grace = float("inf")  # that the workers were given to end
         self._failures: list[Failure] = []
         self._patience_with_workers = 0.0
         self._wish: Wish | None = None
@@ -330,7 +330,8 @@ class Node:
         self.generation = generation
         self.assignment = assignment
         self._floor = generation - 1
-        self.state, self.clear, self._stopping, self._killed = State.RUNNING, False, False, False
+        self.state, self.clear = State.RUNNING, False
+        self._stopping, self._shortest_grace = False, float("inf")
         self._failures, self._patience_with_workers = [], 0.0
         self._overdue_until = float("-inf")
         self._halted = None
@@ -338,11 +339,12 @@ class Node:
         self._tell(now)
 
     def _stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
-        if generation > self._floor:
-            self._floor = generation
+        repeated = generation <= self._floor
+        self._floor = max(self._floor, generation)
         if not self.clear and self.generation <= generation:
             self._stop(None if graceful else self._grace())
-        self._tell(now)
+        if not repeated:  # the coordinator repeats it in answer to a report: another report would have no end
+            self._tell(now)
 
     def _worker_exited(self, event: Exited, now: float) -> None:
         if event.generation != self.generation or self.clear:
@@ -454,7 +456,7 @@ class Node:
 
     def _is_leased(self) -> bool:
         """Whether workers live that must end with the lease: also those that stop, whose grace may be longer."""
-        return not self.clear and not self._killed and self._over is None
+        return not self.clear and self._shortest_grace > 0 and self._over is None
 
     def _cut_off(self, now: float) -> None:
         """The others may be about to go on without this node: no worker may live on."""
@@ -486,8 +488,11 @@ class Node:
         return self.charter.rules.node_timeout if self.charter is not None else FIRST_PATIENCE
 
     def _stop(self, grace: float | None) -> None:
-        self._stopping = True
-        self._killed = self._killed or grace == 0.0
+        """Stop the workers, unless they are already stopping within that time."""
+        seconds = float("inf") if grace is None else grace
+        if self._stopping and seconds >= self._shortest_grace:
+            return
+        self._stopping, self._shortest_grace = True, seconds
         self._out.append(StopWorkers(self.generation, grace))
 
     def _grace(self) -> float:

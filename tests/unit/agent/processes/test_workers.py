@@ -167,6 +167,24 @@ def test_the_shorter_of_two_graces_wins() -> None:
     with_node(body)
 
 
+def test_a_worker_is_signalled_once_however_often_it_is_stopped() -> None:
+    """A second signal would interrupt what its handler does."""
+    counts = "n=0; trap 'n=$((n + 1)); echo $n' TERM; trap 'echo total $n; exit' USR1; echo ready"
+
+    async def body(node: Node) -> None:
+        group = node.start(f"{counts}; while :; do sleep 1000 & wait $!; done")
+        await node.lines(1)
+        stops = [asyncio.create_task(group.stop(grace=DEADLINE))]
+        assert await node.lines(1) == ["1"]
+        stops += [asyncio.create_task(group.stop(grace=DEADLINE - more)) for more in (0, 1, 2)]
+        await asyncio.sleep(0)
+        group.send_signal(signal.SIGUSR1)
+        assert await node.lines(1) == ["total 1"]
+        await asyncio.gather(*stops)
+
+    with_node(body)
+
+
 def test_stop_may_be_called_again_and_again() -> None:
     async def body(node: Node) -> None:
         group = node.start(FOREVER)

@@ -138,6 +138,32 @@ def test_workers_that_are_stopping_are_killed_when_the_lease_ends_however_long_t
     assert of(StopWorkers, running.handle(Tick(), LEASE)) == [StopWorkers(1, 0.0)]
 
 
+def test_workers_that_are_stopping_are_not_told_again(running: Node) -> None:
+    assert of(StopWorkers, running.handle(Received(Stop(1, 1, graceful=True)), 0.2)) == [StopWorkers(1, None)]
+    over = Received(Over(False, "ended", term=1))
+    for again in (Received(Stop(1, 1, graceful=True)), Leave(Leaving.INTERRUPT), over):
+        assert not of(StopWorkers, running.handle(again, 0.3))
+
+
+def test_a_shorter_grace_is_passed_on_once(running: Node) -> None:
+    running.handle(Received(Stop(1, 1, graceful=True)), 0.2)
+    assert of(StopWorkers, running.handle(Received(Stop(1, 1)), 0.3)) == [StopWorkers(1, 0.5)]
+    assert not of(StopWorkers, running.handle(Received(Stop(1, 1)), 0.4))
+    assert not of(StopWorkers, running.handle(Received(Stop(1, 1, graceful=True)), 0.4))
+
+
+def test_the_workers_of_the_next_generation_are_told_to_stop_too(running: Node) -> None:
+    running.handle(Received(Stop(1, 1)), 0.2)
+    running.handle(Cleared(1), 0.3)
+    running.handle(start(2), 0.4)
+    assert of(StopWorkers, running.handle(Received(Stop(2, 1, graceful=True)), 0.5)) == [StopWorkers(2, None)]
+
+
+def test_a_stop_that_is_repeated_is_not_answered(running: Node) -> None:
+    assert told(running.handle(Received(Stop(1, 1)), 0.2)).floor == 1
+    assert not of(Tell, running.handle(Received(Stop(1, 1)), 0.3))
+
+
 def test_a_drain_while_nobody_can_be_reached_is_graceful_only_as_long_as_the_lease_lasts(running: Node) -> None:
     running.handle(Disconnected(), 0.3)
     assert of(StopWorkers, running.handle(Leave(Leaving.DRAIN), 0.4)) == [StopWorkers(1, None)]
