@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
+import socket
 import ssl
-from socket import socket
 
 import msgspec
 
@@ -40,6 +41,7 @@ HANDSHAKE_TIMEOUT = 10.0
 JOURNALLED = 0.02  # seconds within which what happened is written
 READ = 1 << 16
 ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
+PROBES = 3  # that a host leaves unanswered, a second apart, before its connection counts as broken
 BACKLOG = 4096  # the whole of a large job may knock at the same moment
 
 LEVELS = {NoteKind.HANG: logging.ERROR, NoteKind.STRAGGLER: logging.WARNING}
@@ -68,6 +70,7 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._server.probe(transport.get_extra_info("socket"))
         host = transport.get_extra_info("peername")
         self.address = f"{host[0]}:{host[1]}" if host else "?"
         self._patience = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT, self._refuse, "it said nothing")
@@ -187,7 +190,7 @@ class Server:
     def standing(self) -> Standing:
         return self._job.standing(self._now())
 
-    async def serve(self, listener: socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
+    async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
         """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
         self._arm()
         self._loop.add_signal_handler(signal.SIGHUP, self.asked, None, Ask("restart", "SIGHUP"))
@@ -210,6 +213,20 @@ class Server:
         while self._of:
             self._empty.clear()
             await self._empty.wait()
+
+    def probe(self, connection: socket.socket) -> None:
+        """Let the kernel ask whether the peer's host is still there, once its agent has been silent for too long.
+
+        That tells an agent that is stopped from one whose machine is gone: the only node of a job is not given up
+        for its silence (`Liveness`).
+        """
+        silence = max(1, math.ceil(self._rules.node_timeout))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silence)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+        # Where something unanswered is under way, the kernel does not probe, and would try for a quarter of an hour.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (silence + PROBES))
 
     # -- what connections tell
 

@@ -632,7 +632,12 @@ class Job:
         size = newest.size if newest is not None else 0
         lacking = f"only {here} of the {size} nodes of generation {self.generation} are here"
         todo = self._powerless.wait(now)
-        if todo == "say" and self._nodes.connected:
+        if here == size:
+            if (
+                todo
+            ):  # all members are connected, and say nothing: the only one is waited for, however long it is stopped
+                self._powerless.begin(now)
+        elif todo == "say" and self._nodes.connected:
             others = "and the others may go on without them: nothing is decided before more come"
             self._note(f"{lacking}, {others}", NoteKind.WAIT)
         elif todo == "give up":

@@ -25,10 +25,16 @@ def lease_of(rules: Rules) -> float:
 class Liveness:
     """Remembers when each node was last heard.
 
+    The only node that is connected is never called silent: nobody could go on without it. Its agent may be stopped
+    (Ctrl-Z, a debugger, a frozen container) and continue later; when it ends, its connection closes.
+
     >>> liveness = Liveness(node_timeout=3.0)
     >>> liveness.heard("a", now=0.0)
-    >>> liveness.silent(now=2.9), liveness.silent(now=3.0)
-    ([], ['a'])
+    >>> liveness.silent(now=9.0)
+    []
+    >>> liveness.heard("b", now=9.0)
+    >>> liveness.silent(now=9.0)
+    ['a']
     """
 
     def __init__(self, node_timeout: float) -> None:
@@ -48,12 +54,12 @@ class Liveness:
     def silent(self, now: float) -> list[str]:
         """The nodes that have been silent for too long; each is named once."""
         late = []
-        while self._heard and (deadline := self.deadline()) is not None and deadline <= now:
+        while (deadline := self.deadline()) is not None and deadline <= now:
             late.append(self._heard.popitem(last=False)[0])
         return late
 
     def deadline(self) -> float | None:
         """When the next node becomes silent if it is not heard before."""
-        for at in self._heard.values():
-            return at + self._timeout
-        return None
+        if len(self._heard) < 2:
+            return None
+        return next(iter(self._heard.values())) + self._timeout

@@ -480,6 +480,8 @@ class Node:
         return max(self._not_before, looked, self._promised + turns.index(self.me) * self._node_timeout() / 2)
 
     def _patience(self) -> float:
+        if self._welcome is not None and self._welcome.lease == float("inf"):
+            return float("inf")  # there is no other coordinator to look for, and ours would take a hang-up for our end
         return self._heard_at + self._node_timeout()
 
     def _node_timeout(self) -> float:

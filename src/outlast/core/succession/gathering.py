@@ -64,6 +64,10 @@ class Powerless:
     def __bool__(self) -> bool:
         return self._since is not None
 
+    def begin(self, now: float) -> None:
+        """Count from now on."""
+        self._since, self._said = now, False
+
     def end(self) -> None:
         """It may act again."""
         self._since = None
@@ -71,7 +75,7 @@ class Powerless:
     def wait(self, now: float) -> str:
         """It may not act now. What to do about that: "say" so, "give up", or nothing yet."""
         if self._since is None:
-            self._since, self._said = now, False
+            self.begin(now)
         elif not self._said and now >= self._since + self._rules.node_timeout:
             self._said = True
             return "say"

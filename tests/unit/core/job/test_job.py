@@ -8,13 +8,14 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.core.job.commands import Command, Drop, Note, Send
-from outlast.core.job.inputs import Joined, Lost, Reported
+from outlast.core.job.inputs import Asked, Joined, Lost, Reported
 from outlast.core.job.job import Job, Phase
 from outlast.core.membership.liveness import ORPHANS
 from outlast.core.membership.member import Member
 from outlast.core.tick import Tick
 from outlast.protocol.generations import Start, Stop
 from outlast.protocol.membership import Ack, Leaving, Over, Refuse, State, Welcome
+from outlast.protocol.requests import Ask
 from outlast.protocol.succession import Term
 from rehearsal import FAILURE, IDLE, Rehearsal, sent, two_running
 
@@ -586,3 +587,22 @@ def test_who_may_host_the_coordinator_includes_the_generation_before_until_the_n
     assert told is not None
     assert len(told.ballots) == 1
     assert [each.node for each in told.turns] == ["a", "c"]
+
+
+def test_the_only_node_of_a_job_is_waited_for_however_long_it_says_nothing() -> None:
+    """It is connected, so its agent lives and is stopped, here while its ranks are to save for a planned change."""
+    here = Rehearsal(max_nodes=1, pend_timeout=10.0, planned_change_timeout=5.0)
+    here.join("a")
+    here.run("a")
+    here.beat("a", now=1.0)
+    here.handle(Asked(Ask("restart", "me")), 1.0)
+    now = 1.0
+    while now < 1000.0:
+        due = here.job.deadline()
+        assert due is not None
+        assert due > now
+        now = due
+        assert not [c for c in here.handle(Tick(), now) if isinstance(c, Note)]
+    assert here.job.phase is Phase.RUNNING
+    here.beat("a", now=now)
+    assert here.job.phase is Phase.STOPPING

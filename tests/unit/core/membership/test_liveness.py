@@ -9,9 +9,20 @@ from outlast.protocol.rules import Rules
 def test_a_node_is_silent_after_the_node_timeout_and_is_named_once() -> None:
     liveness = Liveness(node_timeout=3.0)
     liveness.heard("a", now=0.0)
+    liveness.heard("b", now=1.0)
     assert liveness.silent(now=2.9) == []
     assert liveness.silent(now=3.0) == ["a"]
-    assert liveness.silent(now=9.0) == []
+    assert liveness.silent(now=3.1) == []
+
+
+def test_the_only_node_is_waited_for_until_another_is_there() -> None:
+    liveness = Liveness(node_timeout=3.0)
+    liveness.heard("a", now=0.0)
+    assert liveness.deadline() is None
+    assert liveness.silent(now=99.0) == []
+    liveness.heard("b", now=99.0)
+    assert liveness.silent(now=99.0) == ["a"]
+    assert liveness.deadline() is None
 
 
 def test_a_node_that_is_heard_again_goes_to_the_end_of_the_queue() -> None:
@@ -21,12 +32,11 @@ def test_a_node_that_is_heard_again_goes_to_the_end_of_the_queue() -> None:
     liveness.heard("a", now=2.0)
     assert liveness.deadline() == 4.0
     assert liveness.silent(now=4.5) == ["b"]
-    assert liveness.silent(now=5.0) == ["a"]
 
 
 def test_several_nodes_fall_silent_in_the_order_in_which_they_were_heard() -> None:
     liveness = Liveness(node_timeout=1.0)
-    for at, node in enumerate("cab"):
+    for at, node in enumerate("cabd"):
         liveness.heard(node, now=float(at))
     assert liveness.silent(now=10.0) == ["c", "a", "b"]
 
