@@ -23,7 +23,7 @@ from outlast.core.job.inputs import Event
 from outlast.core.succession.authority import Memory
 from outlast.protocol.membership import PROTOCOL
 from outlast.protocol.rules import Rules
-from outlast.protocol.succession import Term
+from outlast.protocol.succession import Charter, Term
 
 log = logging.getLogger("coordinator")
 
@@ -39,6 +39,7 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
     run: str
     memory: Memory | None
     protocol: int = PROTOCOL
+    charter: Charter | None = None
 
 
 class Happened(msgspec.Struct, frozen=True, tag="event"):

@@ -163,6 +163,25 @@ def test_a_node_that_comes_later_finds_the_coordinator_through_any_address(hosts
         job.succeeds(b, c, d)
 
 
+def test_newcomers_that_reach_a_successor_before_its_own_agent_does_start_nothing(hosts: Hosts, tmp_path: Path) -> None:
+    with ElasticJob(hosts(4), tmp_path, "--nnodes=1:3", *QUICK, "--ft-last-call=1") as job:
+        a, b, c = (job.start(host) for host in job.hosts[:3])
+        job.line_up(a, b, c)
+        for other in (a, c):
+            b.host.cut_from(other.host)
+        second = job.line_up(a, c)
+        job.stop_agent_that_hosts(b)
+        d = job.start(job.hosts[3], f"--rdzv-endpoint=host-1:{PORT}")
+        d.agent.wait_for("joined the job as node host-3")
+        d.agent.wait_for("nothing heard from the coordinator: trying to reach it again")
+        third = job.line_up(a, c, d)  # all that the successor told it is where else to look
+        assert third.generation > second.generation
+        b.agent.signal(signal.SIGCONT)
+        b.host.heal()
+        b.agent.wait_for("the coordinator of this node retires")
+        job.succeeds(a, b, c, d)
+
+
 def _hosts(node: Node) -> bool:
     """Whether this node has taken the coordinator over."""
     return any("no coordinator can be reached: hosting one" in line for line in node.agent.lines)

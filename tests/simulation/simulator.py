@@ -423,21 +423,21 @@ class Simulation:
         elif amnesia:
             written.clear()
         memory = _memory.decode(written[-1]) if written else None
-        term = one.node.next_term()
+        mandate = one.node.mandate()
+        term, charter = mandate.term, mandate.charter
         if memory is not None and memory.term >= term.number:
             term = Term(memory.term + 1, term.by)
-        charter = one.node.charter
         run = charter.run if charter is not None else "run"
         self._coordinate(one.host, one, self.rules, term, run, memory, charter)
 
-    def _host(self, one: Agent, term: Term) -> None:
-        host, charter = one.host, one.node.charter
+    def _host(self, one: Agent, mandate: node_commands.Mandate) -> None:
+        host, charter = one.host, mandate.charter
         assert charter is not None
         if host.coordinator is not None:
             self._to_node(one, node_inputs.NotHosted())
             return
         host.journal = []
-        self._coordinate(host, one, charter.rules, term, charter.run, None, charter)
+        self._coordinate(host, one, charter.rules, mandate.term, charter.run, None, charter)
 
     def _retire(self, one: Agent) -> None:
         c = one.host.coordinator
@@ -609,8 +609,7 @@ class Simulation:
         self._tell(f"{one.id} arrives on host{host.number}, {one.nproc} workers, infra rank {one.infra_rank}")
         host.journal = []
         if self._born == 1:
-            node.hosting = True
-            self._coordinate(host, one, self.rules, node.next_term(), "run", None, None)
+            self._coordinate(host, one, self.rules, node.mandate().term, "run", None, None)
         self._dial(one)
 
     def _next_port(self) -> int:
@@ -714,7 +713,7 @@ class Simulation:
             elif isinstance(command, node_commands.Hangup):
                 hang_up = True
             elif isinstance(command, node_commands.Host):
-                self._after(self.random.random() * self.schedule.revive, self._host, one, command.term)
+                self._after(self.random.random() * self.schedule.revive, self._host, one, command.mandate)
             elif isinstance(command, node_commands.Retire):
                 self._retire(one)
             elif isinstance(command, node_commands.Examine):

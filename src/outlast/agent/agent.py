@@ -49,6 +49,7 @@ from outlast.core.node.commands import (
     Hangup,
     Host,
     Lease,
+    Mandate,
     Observe,
     Retire,
     SetStride,
@@ -87,7 +88,7 @@ from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.paces import Pace
 from outlast.protocol.shards import Told
 from outlast.protocol.snapshots import Keeping
-from outlast.protocol.succession import Standing, Term
+from outlast.protocol.succession import Standing
 from outlast.settings.settings import Settings
 from outlast.settings.values import termination_signal
 from outlast.system.clock import now
@@ -123,7 +124,7 @@ class Agent:
         self._ports = StorePorts(settings.store_ports)
         self._node = Node(self._id, store_port=self._ports.promised)
         self.seat = CoordinatorLocation(
-            launch, settings, me=self._id, next_term=self._next_term, failed=self._not_hosted
+            launch, settings, me=self._id, mandate=self._node.mandate, failed=self._not_hosted
         )
         self._group: WorkerGroup | None = None
         self._guard = Guard(places=launch.nproc)
@@ -176,9 +177,6 @@ class Agent:
         tls = Tls(settings.tls_cert, settings.tls_key, settings.tls_ca) if settings.tls else None
         return Line(listener, self.seat.token, tls, settings.replicas)
 
-    def _next_term(self) -> Term:
-        return Term(self._node.term.number + 1, self._id)
-
     def _not_hosted(self, why: str) -> None:
         if not self._launch.endpoint.port:
             self.abandon(Over(False, why))
@@ -193,7 +191,6 @@ class Agent:
             self._loop.add_signal_handler(number, self._signalled, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap_orphans)
         if self.seat.hosting.ended is not None:
-            self._node.hosting = True
             self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
         if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
             self._guard.start()
@@ -339,7 +336,7 @@ class Agent:
         elif isinstance(command, SetStride):
             self._keeper.set_stride(command.stride)
         elif isinstance(command, Host):
-            self._host(command.term)
+            self._host(command.mandate)
         elif isinstance(command, Retire):
             self.seat.retire()
         elif isinstance(command, Hangup):
@@ -377,9 +374,8 @@ class Agent:
             hands=self._desk.statement(),
         )
 
-    def _host(self, term: Term) -> None:
-        assert self._node.charter is not None
-        if self.seat.take(term, self._node.charter):
+    def _host(self, mandate: Mandate) -> None:
+        if self.seat.take(mandate):
             assert self.seat.hosting.ended is not None
             self.seat.hosting.ended.add_done_callback(lambda _: self._coordinator_ended())
         else:

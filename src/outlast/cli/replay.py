@@ -54,10 +54,8 @@ class Replay:
         job, began = None, 0.0
         for record in records:
             if isinstance(record, Began):
-                job, began = (
-                    Job(record.rules, record.at, term=record.term, run=record.run, memory=record.memory),
-                    record.at,
-                )
+                r, began = record, record.at
+                job = Job(r.rules, r.at, term=r.term, run=r.run, memory=r.memory, charter=r.charter)
                 after = "an earlier life" if record.memory is not None else "nothing"
                 yield f"coordinator of term {record.term.number} ({record.term.by}) began, after {after}"
             elif isinstance(record, JournalCut):

@@ -50,6 +50,7 @@ def main() -> int:
             term=term,
             run=commission.run,
             memory=memory,
+            charter=commission.charter,
             journal=journal,
             events=events,
         )

@@ -33,7 +33,7 @@ from outlast.protocol.paces import Paces
 from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.shards import Query
-from outlast.protocol.succession import Standing, Term
+from outlast.protocol.succession import Charter, Standing, Term
 from outlast.system import clock
 from outlast.transport.wire import Wire, WireError
 
@@ -162,6 +162,7 @@ class Server:
         term: Term = FIRST,
         run: str = "",
         memory: Memory | None = None,
+        charter: Charter | None = None,
         journal: Journal | None = None,
         events: EventStream | None = None,
     ) -> None:
@@ -178,9 +179,9 @@ class Server:
         self._liveness = Liveness(rules.node_timeout)
         self._stragglers = Stragglers(rules.straggler_factor)
         self._loop = asyncio.get_running_loop()
-        self._job = Job(rules, clock.now(), term=term, run=run, memory=memory)
+        self._job = Job(rules, clock.now(), term=term, run=run, memory=memory, charter=charter)
         if journal is not None:
-            journal.began(Began(clock.now(), rules, term, run, memory))
+            journal.began(Began(clock.now(), rules, term, run, memory, charter=charter))
         self._timer: asyncio.TimerHandle | None = None
         self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()

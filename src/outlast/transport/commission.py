@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from outlast.protocol.rules import Rules
-from outlast.protocol.succession import Term
+from outlast.protocol.succession import Charter, Term
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -23,6 +23,7 @@ class Commission(msgspec.Struct, frozen=True):
     shutdown_timeout: float
     term: Term
     run: str
+    charter: Charter | None = None  # what the agent that starts it knows of the job; None: the job begins
     tls: Tls | None = None
     # The file that tells this user's other processes of the job. Removed when the coordinator ends, which may be
     # after the agent that left it there.

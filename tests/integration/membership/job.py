@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -190,10 +191,17 @@ class ElasticJob:
 
     def signal_coordinator(self, number: signal.Signals, host: Host | None = None) -> None:
         """Send the coordinator on the host, by default the first, a signal."""
-        there = (host or self.hosts[0]).processes()
-        found = [pid for pid in there if b"outlast.coordinator" in b" ".join(_read(pid, "cmdline"))]
+        found = [pid for pid in (host or self.hosts[0]).processes() if _is_coordinator(pid)]
         assert len(found) == 1, found
         os.kill(found[0], number)
+
+    def stop_agent_that_hosts(self, node: Node) -> None:
+        """SIGSTOP the agent once a coordinator has all that it needs from it, and before that can be joined."""
+        node.agent.wait_for("hosting one at")
+        pid, end = node.agent.pid, time.monotonic() + PATIENCE
+        while not any(_is_coordinator(child) and _has_its_input(child, pid) for child in _children(pid)):
+            assert time.monotonic() < end, "it started no coordinator"
+        node.agent.signal(signal.SIGSTOP)
 
     def workers_of(self, host: Host) -> list[int]:
         """The pids of the workers on the host."""
@@ -225,6 +233,20 @@ def assert_empty(host: Host) -> None:
     """Check that nothing of a job that has ended runs on the host, but for a coordinator about to end."""
     left = [pid for pid in host.processes() if _is_worker(pid)]
     assert not left, f"workers {left} are left on {host.name}"
+
+
+def _is_coordinator(pid: int) -> bool:
+    return b"outlast.coordinator" in b" ".join(_read(pid, "cmdline"))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _has_its_input(pid: int, parent: int) -> bool:
+    """Whether the parent has closed its end of the pipe that is the standard input of its child."""
+    pipe = Path(f"/proc/{pid}/fd/0").readlink()
+    return pipe not in [path.readlink() for path in Path(f"/proc/{parent}/fd").iterdir()]
 
 
 def _is_worker(pid: int) -> bool:

@@ -18,9 +18,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from outlast.core.node.commands import Mandate
 from outlast.launch import Endpoint
-from outlast.protocol.succession import Term
 from outlast.system.pidfd import exited
 from outlast.transport.commission import Commission
 
@@ -86,9 +87,9 @@ class Hosting:
     The listening socket stays open here all the while: whoever knocks in between waits instead of being refused.
     """
 
-    def __init__(self, *, next_term: Callable[[], Term], failed: Callable[[str], None]) -> None:
+    def __init__(self, *, mandate: Callable[[], Mandate], failed: Callable[[str], None]) -> None:
         self.ended: asyncio.Future[None] | None = None  # done when the coordinator has ended by itself
-        self._next_term = next_term
+        self._mandate = mandate
         self._failed = failed
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: socket.socket | None = None
@@ -130,7 +131,8 @@ class Hosting:
             if deaths > MOST_DEATHS // 2:
                 await asyncio.sleep(SHORT_LIFE)
             # What it cannot live with may be in its journal: then what the nodes say has to be enough.
-            again = msgspec.structs.replace(commission, term=self._next_term(), recall=deaths <= MOST_DEATHS // 2)
+            mandate, recall = self._mandate(), deaths <= MOST_DEATHS // 2
+            again = replace(commission, term=mandate.term, charter=mandate.charter, recall=recall)
             while self._process.returncode is not None:
                 try:
                     self._process = _start(again, listener)

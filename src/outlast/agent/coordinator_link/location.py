@@ -12,10 +12,11 @@ from pathlib import Path
 
 from outlast.agent.coordinator_link.hosting import Hosting, listen
 from outlast.agent.coordinator_link.link import knock
+from outlast.core.node.commands import Mandate
 from outlast.journal import recall
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.rules import Rules
-from outlast.protocol.succession import Charter, Successor, Term
+from outlast.protocol.succession import Successor
 from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
 from outlast.transport.commission import Commission, Tls
@@ -35,15 +36,16 @@ class CoordinatorLocation:
         settings: Settings,
         *,
         me: str,
-        next_term: Callable[[], Term],
+        mandate: Callable[[], Mandate],
         failed: Callable[[str], None],
     ) -> None:
         self.tls = client_tls(settings)
-        self.hosting = Hosting(next_term=next_term, failed=failed)
+        self.hosting = Hosting(mandate=mandate, failed=failed)
         self.endpoint = launch.endpoint
         self._launch = launch
         self._settings = settings
         self._me = me
+        self._mandate = mandate
         self._secret: str | None = settings.token or None if settings.auth else ""
 
     def places(self, successors: Sequence[Successor]) -> list[Endpoint]:
@@ -72,15 +74,17 @@ class CoordinatorLocation:
             if self._secret is None:
                 self._secret = tokens.make()
             self.endpoint = Endpoint(endpoint.host, listener.getsockname()[1])
-            self._begin(listener, self._rules(), Term(1, self._me), secrets.token_hex(8))
+            self._begin(listener, self._rules(), self._mandate(), secrets.token_hex(8))
         except BaseException:
             listener.close()
             raise
         level = logging.INFO if self._launch.max_nodes > 1 else logging.DEBUG
         log.log(level, "hosting the coordinator at %s", self.endpoint)
 
-    def take(self, term: Term, charter: Charter) -> bool:
+    def take(self, mandate: Mandate) -> bool:
         """Host the coordinator from now on, because the one before cannot be reached; False where it cannot be."""
+        charter = mandate.charter
+        assert charter is not None
         mine = [s for s in charter.turns if s.node == self._me]
         place = Endpoint(mine[0].addr, mine[0].port)
         assert self._secret is not None or self.token() is not None
@@ -90,8 +94,8 @@ class CoordinatorLocation:
             listener = listen(place, True)
             if listener is None:
                 return False
-            log.warning("no coordinator can be reached: hosting one at %s, term %d", place, term.number)
-            self._begin(listener, charter.rules, term, charter.run)
+            log.warning("no coordinator can be reached: hosting one at %s, term %d", place, mandate.term.number)
+            self._begin(listener, charter.rules, mandate, charter.run)
         except (ValueError, OSError) as error:
             log.warning("this node cannot host the coordinator: %s", error)
             if listener is not None:
@@ -129,7 +133,7 @@ class CoordinatorLocation:
     def _journal(self, port: int) -> Path:
         return Path(self._settings.journal) if self._settings.journal else tokens.journal_of(port)
 
-    def _begin(self, listener: socket.socket, rules: Rules, term: Term, run: str) -> None:
+    def _begin(self, listener: socket.socket, rules: Rules, mandate: Mandate, run: str) -> None:
         settings, launch = self._settings, self._launch
         tls = _server_tls(settings)  # before anything is left behind: it may be refused
         endpoint = Endpoint(self.endpoint.host, listener.getsockname()[1])
@@ -148,8 +152,9 @@ class CoordinatorLocation:
             token=secret,
             listener=listener.fileno(),
             shutdown_timeout=launch.shutdown_timeout,
-            term=term,
+            term=mandate.term,
             run=run,
+            charter=mandate.charter,
             tls=tls,
             record=record,
             log_level=settings.log_level,

@@ -10,7 +10,7 @@ from outlast.protocol.hangs import Named, Seen
 from outlast.protocol.membership import Over, Report
 from outlast.protocol.paces import Paces
 from outlast.protocol.snapshots import Keeping
-from outlast.protocol.succession import Term
+from outlast.protocol.succession import Charter, Term
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -91,10 +91,17 @@ class SetStride(msgspec.Struct, frozen=True):
     stride: int
 
 
-class Host(msgspec.Struct, frozen=True):
-    """No coordinator can be reached, and it is this node's turn: start one, of this term."""
+class Mandate(msgspec.Struct, frozen=True):
+    """What a coordinator that a node hosts begins with: its term, and all that the node knows of the job."""
 
     term: Term
+    charter: Charter | None
+
+
+class Host(msgspec.Struct, frozen=True):
+    """No coordinator can be reached, and it is this node's turn: start one, with this mandate."""
+
+    mandate: Mandate
 
 
 class Retire(msgspec.Struct, frozen=True):

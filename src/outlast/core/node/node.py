@@ -23,6 +23,7 @@ from outlast.core.node.commands import (
     Hangup,
     Host,
     Lease,
+    Mandate,
     Observe,
     Retire,
     SetStride,
@@ -174,10 +175,15 @@ class Node:
         ]
         return max(may)[2] if may else None
 
-    def next_term(self) -> Term:
-        """For a coordinator that this node is about to host: newer than all that it has heard of, or hosted before."""
+    def mandate(self) -> Mandate:
+        """For each coordinator that is started here: its term is newer than all that were heard of or hosted before.
+
+        It must know the job's charter before anybody joins it: newcomers know nothing, and without a charter a
+        coordinator takes the job for a new one, in which it may act alone.
+        """
+        self.hosting = True
         self._hosted = max(self._hosted, self.term.number) + 1
-        return Term(self._hosted, self.me)
+        return Mandate(Term(self._hosted, self.me), self.charter)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; what comes out is to be done in this order."""
@@ -451,8 +457,7 @@ class Node:
             self._tell(now)
         host_at = self._host_at()
         if not self._connected and host_at is not None and now >= host_at:
-            self.hosting = True
-            self._out.append(Host(self.next_term()))
+            self._out.append(Host(self.mandate()))
 
     def _is_leased(self) -> bool:
         """Whether workers live that must end with the lease: also those that stop, whose grace may be longer."""

@@ -15,6 +15,7 @@ import pytest
 
 from outlast.agent.coordinator_link import hosting, link
 from outlast.agent.coordinator_link.location import CoordinatorLocation
+from outlast.core.node.commands import Mandate
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Successor, Term
@@ -52,9 +53,9 @@ def test_a_node_that_cannot_host_the_coordinator_says_so_and_lives_on(
     charter = Charter("run", rules, successors=(Successor("me", "me", "127.0.0.1", port),))
 
     async def scene() -> bool:
-        seat = CoordinatorLocation(launch, Settings(), me="me", next_term=Term, failed=pytest.fail)
+        seat = CoordinatorLocation(launch, Settings(), me="me", mandate=pytest.fail, failed=pytest.fail)
         seat._secret = "a token"
-        return seat.take(Term(2, "me"), charter)
+        return seat.take(Mandate(Term(2, "me"), charter))
 
     assert asyncio.run(scene()) is False
     assert "this node cannot host the coordinator: [Errno 28] No space left on device" in caplog.text

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from outlast.core.node.commands import Command, Exit, Hangup, Host, Lease, Retire, StartWorkers, StopWorkers, Tell
+from outlast.core.node.commands import (
+    Command,
+    Exit,
+    Hangup,
+    Host,
+    Lease,
+    Mandate,
+    Retire,
+    StartWorkers,
+    StopWorkers,
+    Tell,
+)
 from outlast.core.node.inputs import Cleared, Connected, Disconnected, Exited, Leave, NotHosted, Received
 from outlast.core.node.node import Node
 from outlast.core.succession.authority import PROMISE_SHARE
@@ -309,7 +320,7 @@ def test_the_next_in_line_hosts_once_its_promise_has_lapsed_and_nobody_answers(n
     promised = heir(node)
     node.handle(Disconnected(), 0.2)
     assert node.deadline() == promised
-    assert of(Host, node.handle(Tick(), promised)) == [Host(Term(2, "a"))]
+    assert of(Host, node.handle(Tick(), promised)) == [Host(Mandate(Term(2, "a"), node.charter))]
     assert node.deadline() is None
 
 
@@ -333,6 +344,14 @@ def test_one_that_is_not_in_line_never_hosts(node: Node) -> None:
     assert node.deadline() is None
 
 
+def test_each_coordinator_that_is_started_here_has_a_term_of_its_own(node: Node) -> None:
+    """Also where the node has not heard of the term before: two with the same number could both be obeyed."""
+    terms = [node.mandate().term for _ in range(3)]
+    assert terms == [Term(2, "a"), Term(3, "a"), Term(4, "a")]
+    node.handle(Received(Ack(1, 7)), 0.1)
+    assert node.mandate().term == Term(8, "a")
+
+
 def test_a_coordinator_that_could_not_be_hosted_is_not_tried_again_at_once_nor_under_the_same_number(
     node: Node,
 ) -> None:
@@ -341,7 +360,7 @@ def test_a_coordinator_that_could_not_be_hosted_is_not_tried_again_at_once_nor_u
     node.handle(Tick(), promised)
     node.handle(NotHosted(), 5.0)
     assert node.deadline() == 9.0
-    assert of(Host, node.handle(Tick(), 9.0)) == [Host(Term(3, "a"))]
+    assert of(Host, node.handle(Tick(), 9.0)) == [Host(Mandate(Term(3, "a"), node.charter))]
 
 
 def test_it_retires_its_own_coordinator_when_another_one_leads(node: Node) -> None:
