@@ -1,7 +1,7 @@
 """Real jobs and real nodes in a modelled world: virtual time, faulty hosts and networks, workers that come and go.
 
-One seed is one schedule. The heap holds (time, number, what, arguments); every event runs one step of a real `Job`,
-`Liveness` or `Node`, as their shells would, and the witness looks at the whole after each. The world:
+One seed is one schedule. The heap holds (time, number, what, arguments); every event runs one step of a real
+`Coordinator` or `Node`, as their shells would, and the witness looks at the whole after each. The world:
 
 - Hosts, each with a clock of its own, an agent, its workers, a guard that ends them with their lease, and perhaps a
   coordinator. A host without power says nothing. A coordinator outlives its agent, and is started again by it.
@@ -28,11 +28,12 @@ from invariants import Violation, Witness
 from msgspec.structs import replace
 from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 
-from outlast.core.job.commands import Cordon, Drop, Note, Raise, Remember, Send
+from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
+from outlast.core.job.commands import Command as Decision
+from outlast.core.job.commands import Cordon, Note, Raise, Remember, Send
 from outlast.core.job.decisions import decisions
-from outlast.core.job.inputs import Event, Found, Joined, Lost, Reported
+from outlast.core.job.inputs import Event, Joined, Lost
 from outlast.core.job.job import FIRST_NODE, Job, Phase
-from outlast.core.membership.liveness import Liveness
 from outlast.core.membership.roster import world_of
 from outlast.core.node import commands as node_commands
 from outlast.core.node import inputs as node_inputs
@@ -42,9 +43,8 @@ from outlast.core.tick import Tick
 from outlast.protocol.checks import Findings, Probe
 from outlast.protocol.failures import FailoverStrategy, Failure
 from outlast.protocol.generations import Assignment, Halted, Start
-from outlast.protocol.hangs import Seen
 from outlast.protocol.membership import Ack, Join, Leaving, Over, Report
-from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
 
@@ -71,7 +71,7 @@ class Host:
     def __init__(self, number: int, random: Random) -> None:
         self.number = number
         self.agent: Agent | None = None
-        self.coordinator: Coordinator | None = None
+        self.coordinator: Life | None = None
         self.journal: list[bytes] = []  # what coordinators of the present agent wrote down
         self.boot(random)
 
@@ -87,12 +87,13 @@ class Host:
 
 
 class Connection:
-    __slots__ = ("agent", "broken", "coordinator", "down_last", "up_last")
+    __slots__ = ("agent", "broken", "closed", "coordinator", "down_last", "up_last")
 
-    def __init__(self, of: Agent, to: Coordinator) -> None:
+    def __init__(self, of: Agent, to: Life) -> None:
         self.agent = of
         self.coordinator = to
         self.broken = False
+        self.closed = False  # by the coordinator
         self.up_last = self.down_last = 0.0  # when the latest message so far arrives
 
 
@@ -163,28 +164,27 @@ class Agent:
         )
 
 
-class Coordinator:
+class Life:
     """One life of one coordinator."""
 
-    __slots__ = (
-        "alive", "backlog", "began", "by", "connections", "ending", "host", "job", "journal", "liveness", "paused",
-        "term", "timer",
-    )  # fmt: skip
+    __slots__ = ("alive", "backlog", "began", "by", "core", "ending", "host", "journal", "paused", "term", "timer")
 
-    def __init__(self, host: Host, by: Agent, job: Job, began: bytes) -> None:
+    def __init__(self, host: Host, by: Agent, core: Coordinator[Connection], began: bytes) -> None:
         self.host = host
         self.by = by
-        self.job = job
-        self.began = began  # all that its job was made with
-        self.liveness = Liveness(job.rules.node_timeout)
-        self.connections: dict[str, Connection] = {}  # those that it regards as current
+        self.core = core
+        self.began = began  # all that it was made with
         self.alive = True
         self.paused = False
         self.ending = False
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.timer = NEVER
-        self.term = job.term
+        self.term = core.term
         self.journal: list[tuple[Event, float, str, list[str]]] = []
+
+    @property
+    def job(self) -> Job:
+        return self.core.job
 
 
 class Simulation:
@@ -214,7 +214,7 @@ class Simulation:
         self.t = 0.0
         self.events = 0
         self.story: list[str] | None = [] if trace else None
-        self.lives: list[Coordinator] = []
+        self.lives: list[Life] = []
         self.endings: list[Over] = []
         self.generations = 0
         self._job = job
@@ -259,7 +259,7 @@ class Simulation:
         """The journal of every life of a coordinator, written and read again, gives the same decisions."""
         for life in self.lives:
             rules, at, term, run, memory, charter = _began.decode(life.began)
-            fresh = self._job(rules, at, term=term, run=run, memory=memory, charter=charter)
+            fresh = self._core(rules, at, term, run, memory, charter).job
             events = _events.decode(_encode([entry[:3] for entry in life.journal]))
             for (event, at, answers), (_, _, _, made) in zip(events, life.journal, strict=True):
                 fresh.foretell(answers)
@@ -284,36 +284,55 @@ class Simulation:
     ) -> None:
         now = host.clock(self.t)
         began = _encode((rules, now, term, run, memory, charter))
-        job = self._job(rules, now, term=term, run=run, memory=memory, charter=charter)
-        c = Coordinator(host, by, job, began)
+        core = self._core(rules, now, term, run, memory, charter)
+        c = Life(host, by, core, began)
+        self._watch(c)
         host.coordinator = c
         self.lives.append(c)
-        self._tell(f"host{host.number} COORDINATES, {term}, {memory}, {charter}")
+        self._tell(f"host{host.number} COORDINATES, {core.term}, {memory}, {charter}")
         for number in self._witness.generations:
             self._witness.excuse(number, blurred=True)
         self._check_over(c)
         self._arm(c)
 
-    def _feed(self, c: Coordinator, event: Event, now: float | None = None) -> None:
-        at = c.host.clock(self.t) if now is None else now
+    def _core(
+        self, rules: Rules, now: float, term: Term, run: str, memory: Memory | None, charter: Charter | None
+    ) -> Coordinator[Connection]:
+        return Coordinator(rules, now, term=term, run=run, memory=memory, charter=charter, job=self._job)
+
+    def _watch(self, c: Life) -> None:
+        """Let the witness see every event of the job, and what was decided, before anything is done about it."""
+        job, handle = c.job, c.job.handle
+
+        def watched(event: Event, now: float) -> list[Decision]:
+            if isinstance(event, Lost):
+                self._witness.excuse(job.generation, lost=True)
+            elif isinstance(event, Joined):
+                name, node = event.join.name, event.join.node
+                members = (job._nodes[other].name for other in job.roster if other != node)
+                self._witness.excuse(job.generation, lost=name in members)  # a new life: the old one is lost
+            if self.story is not None and not isinstance(event, Tick):
+                self._tell(f"job{job.term.number},{job.term.by} <- {event}")
+            base = job.generation
+            made = handle(event, now)
+            self._decided(c, base, made)
+            return made
+
+        job.handle = watched  # type: ignore[method-assign]
+
+    def _decided(self, c: Life, base: int, made: list[Decision]) -> None:
         job = c.job
-        if self.story is not None and not isinstance(event, Tick):
-            self._tell(f"job{job.term.number},{job.term.by} <- {event}")
-        base = job.generation
-        commands = job.handle(event, at)
-        if not job.idle:
-            c.journal.append((event, at, job.answers, decisions(commands)))
         if job.term != c.term:
             self._tell(f"job{c.term.number},{c.term.by} becomes {job.term.number}, {job.phase.value}")
             c.term = job.term
             self._witness.excuse(job.generation, blurred=True)
         self._witness.decided(job)
-        starts = [m for m in commands if isinstance(m, Send) and isinstance(m.message, Start)]
+        starts = [(m.node, m.message) for m in made if isinstance(m, Send) and isinstance(m.message, Start)]
         if starts and job.generation != base and job.generation not in self._witness.generations:
             self.generations += 1
             if self._struck and self.schedule.kind == "kills":
                 raise Violation("a killed coordinator restarts nobody", f"generation {job.generation} is formed")
-            self._witness.formed(job, base, len(c.connections), self._infra)
+            self._witness.formed(job, base, len(c.core.connections), self._infra)
         elif starts and job.generation != base and self.rules.tie_break:
             # Each of two may have gone on alone, one after the other, and neither knows the other's number: the price
             # of the tie-break. What follows is two histories, and nothing here can judge it.
@@ -321,30 +340,33 @@ class Simulation:
             return
         elif starts and job.generation != base:
             raise Violation("one roster per generation", f"{job.generation} is formed twice")
-        if any(isinstance(m, Send) and isinstance(m.message, Ack) and m.message.leased for m in commands) or starts:
+        if starts or any(isinstance(m, Send) and isinstance(m.message, Ack) and m.message.leased for m in made):
             self._check_acting()
+        for node, start in starts:
+            self._witness.start_sent(job, node, start)
+
+    def _carry_out(self, c: Life, commands: list[Command[Connection]]) -> None:
+        if self._settled:
+            return
         for command in commands:
-            if isinstance(command, Send):
-                message = command.message
-                if isinstance(message, Start):
-                    self._witness.start_sent(job, command.node, message)
-                connection = c.connections.get(command.node)
-                if connection is not None:
-                    self._send_down(connection, message)
+            if isinstance(command, Write):
+                self._send_down(command.connection, command.message)
+            elif isinstance(command, JournalEntry):
+                c.journal.append((command.event, command.at, command.answers, decisions(command.decisions)))
             elif isinstance(command, Note):
                 if "all ranks have saved" in command.text:
                     self._check_saved(command)
-                self._tell(f"job{job.term.number},{job.term.by} == {command.text}")
+                self._tell(f"job{c.term.number},{c.term.by} == {command.text}")
             elif isinstance(command, Remember):
                 c.host.journal.append(_encode(command.memory))
             elif isinstance(command, Cordon) and command.reason in (UNFIT, "nothing was heard of its check"):
                 if any(one.fit for one in self._agents.values() if f"host{one.host.number}" == command.node):
                     raise Violation("nobody fit is blamed", f"{command.node}: {command.reason}")
-            elif not isinstance(command, Cordon | Raise):
-                assert isinstance(command, Drop)
-                connection = self._forget(c, command.node)
-                if connection is not None:
-                    self._send_down(connection, FIN)
+            elif isinstance(command, Close | Break):
+                command.connection.closed = True
+                self._send_down(command.connection, FIN if isinstance(command, Close) else RESET)
+            else:
+                assert isinstance(command, Cordon | Raise), command
         self._check_over(c)
         self._arm(c)
 
@@ -356,7 +378,7 @@ class Simulation:
                 terms.append(f"{c.job.term} of host{host.number} ({c.job.phase.value})")
         self._witness.acting(terms)
 
-    def _check_over(self, c: Coordinator) -> None:
+    def _check_over(self, c: Life) -> None:
         if c.job.phase is Phase.OVER and not c.ending:
             c.ending = True
             assert c.job.outcome is not None
@@ -366,10 +388,10 @@ class Simulation:
                 raise Violation("a killed coordinator restarts nobody", c.job.outcome.reason)
             self._check_quorum(c)
             self._after(self.schedule.shutdown + 2 * self.rules.node_timeout, self._end_coordinator, c)
-        if c.ending and not c.connections:
+        if c.ending and not c.core.connections:
             self._after(0.0, self._end_coordinator, c)
 
-    def _check_quorum(self, c: Coordinator) -> None:
+    def _check_quorum(self, c: Life) -> None:
         """No coordinator gives up for want of a quorum that has had all the time to come."""
         assert c.job.outcome is not None
         waited = self.t - self._quiet_since
@@ -393,7 +415,7 @@ class Simulation:
         if all(e.is_quorum(living) for e in c.job._authority.electorates):
             raise Violation("a quorum goes on", c.job.outcome.reason)
 
-    def _end_coordinator(self, c: Coordinator) -> None:
+    def _end_coordinator(self, c: Life) -> None:
         """It ends by itself."""
         if not c.alive:
             return
@@ -402,10 +424,10 @@ class Simulation:
         if c.by.alive and c.by.node.hosting:
             self._to_node(c.by, node_inputs.NotHosted())
 
-    def _kill_coordinator(self, c: Coordinator) -> None:
+    def _kill_coordinator(self, c: Life) -> None:
         c.alive = False
         c.host.coordinator = None
-        for connection in c.connections.values():
+        for connection in list(c.core.connections.values()):
             self._send_down(connection, FIN)
 
     def _revive(self, one: Agent, amnesia: bool) -> None:
@@ -424,11 +446,9 @@ class Simulation:
             written.clear()
         memory = _memory.decode(written[-1]) if written else None
         mandate = one.node.mandate()
-        term, charter = mandate.term, mandate.charter
-        if memory is not None and memory.term >= term.number:
-            term = Term(memory.term + 1, term.by)
+        charter = mandate.charter
         run = charter.run if charter is not None else "run"
-        self._coordinate(one.host, one, self.rules, term, run, memory, charter)
+        self._coordinate(one.host, one, self.rules, mandate.term, run, memory, charter)
 
     def _host(self, one: Agent, mandate: node_commands.Mandate) -> None:
         host, charter = one.host, mandate.charter
@@ -445,42 +465,27 @@ class Simulation:
             self._tell(f"{one.id} retires its coordinator")
             self._kill_coordinator(c)
 
-    def _arm(self, c: Coordinator) -> None:
+    def _arm(self, c: Life) -> None:
         if not c.alive or c.paused:
             return
-        due = min(c.job.deadline() or NEVER, c.liveness.deadline() or NEVER)
-        if due < c.timer:
+        due = c.core.deadline()
+        if due is not None and due < c.timer:
             now = c.host.clock(self.t)
             c.timer = max(due, now)
             self._after(max(c.host.real(c.timer) - self.t, 0.0), self._coordinator_tick, c, c.timer)
 
-    def _coordinator_tick(self, c: Coordinator, armed: float) -> None:
+    def _coordinator_tick(self, c: Life, armed: float) -> None:
         if not c.alive or c.paused or armed != c.timer:
             return
         c.timer = NEVER
         now = max(armed, c.host.clock(self.t))
-        for name in c.liveness.silent(now):
-            connection = self._forget(c, name)
-            assert connection is not None
-            self._send_down(connection, RESET)
-            self._lost(c, Lost(name, "silence"), now)
-        deadline = c.job.deadline()
-        if deadline is not None and deadline <= now:
-            self._feed(c, Tick(), now)
-            after = c.job.deadline()
-            if after is not None and after <= now:
-                raise Violation("no busy loop", f"the job's deadline stays at {after} in phase {c.job.phase.value}")
+        self._carry_out(c, c.core.tick(now))
+        after = c.core.deadline()
+        if after is not None and after <= now:
+            raise Violation("no busy loop", f"the coordinator's deadline stays at {after} in phase {c.job.phase.value}")
         self._arm(c)
 
-    def _lost(self, c: Coordinator, event: Lost, now: float | None = None) -> None:
-        self._witness.excuse(c.job.generation, lost=True)
-        self._feed(c, event, now)
-
-    def _forget(self, c: Coordinator, name: str) -> Connection | None:
-        c.liveness.forget(name)
-        return c.connections.pop(name, None)
-
-    def _at_coordinator(self, connection: Connection, message: Report | Join | Findings | Seen | str | None) -> None:
+    def _at_coordinator(self, connection: Connection, message: FromAgent | str | None) -> None:
         c = connection.coordinator
         if connection.broken:
             return
@@ -490,41 +495,26 @@ class Simulation:
         if c.paused:
             c.backlog.append((self._at_coordinator, (connection, message)))
             return
-        name = connection.agent.id
-        current = c.connections.get(name)
         now = c.host.clock(self.t)
         if isinstance(message, Join):
-            if current is not None:
-                self._send_down(current, RESET)
-            c.connections[name] = connection
-            c.liveness.heard(name, now)
-            members = (c.job._nodes[other].name for other in c.job.roster if other != name)
-            self._witness.excuse(c.job.generation, lost=message.name in members)  # a new life: the old one is lost
-            self._feed(c, Joined(message))
-        elif current is not connection:
+            connection.closed = False
+        if connection.closed:
             self._send_down(connection, RESET)
         elif message is FIN:
-            self._forget(c, name)
-            self._lost(c, Lost(name, "closed", now + 1.1 * ORPHAN_SHARE * self.rules.node_timeout, ended=True))
-        elif message == RESET:
+            self._carry_out(c, c.core.ended(connection, now))
+        elif isinstance(message, str):
             self._coordinator_notices(connection)
-        elif isinstance(message, Findings):
-            self._feed(c, Found(name, message))
         else:
-            assert isinstance(message, Report)
-            c.liveness.heard(name, now)
-            self._feed(c, Reported(name, message))
+            self._carry_out(c, c.core.received(connection, message, now))
 
     def _coordinator_notices(self, connection: Connection) -> None:
-        c, name = connection.coordinator, connection.agent.id
+        c = connection.coordinator
         if not c.alive:
             return
         if c.paused:
             c.backlog.append((self._coordinator_notices, (connection,)))
-        elif c.connections.get(name) is connection:
-            until = c.liveness.heard_at(name, c.host.clock(self.t)) + self.rules.node_timeout
-            self._forget(c, name)
-            self._lost(c, Lost(name, "reset", until))
+        else:
+            self._carry_out(c, c.core.ended(connection, c.host.clock(self.t), broke="reset"))
 
     # -- the network
 
@@ -537,7 +527,7 @@ class Simulation:
     def _is_cut(self, source: Host, target: Host) -> bool:
         return (source.number, target.number) in self._cuts
 
-    def _send_up(self, connection: Connection, message: Report | Join | Findings | Seen | str | None) -> None:
+    def _send_up(self, connection: Connection, message: FromAgent | str | None) -> None:
         source, target = connection.agent.host, connection.coordinator.host
         self._send(True, connection, message, source, target)
 
@@ -632,7 +622,7 @@ class Simulation:
         if one.last is not None:
             known.add(one.last.number)
         known |= {int(s.addr[4:]) for s in one.node.successors}
-        answers: list[tuple[Coordinator, Standing]] = []
+        answers: list[tuple[Life, Standing]] = []
         longest = 0.0
         for number in sorted(known):
             if number > len(self._hosts):
@@ -661,12 +651,12 @@ class Simulation:
         if all(2 * some > ballot.total for some, ballot in zip(votes, charter.ballots, strict=True)):
             raise Violation("a quorum goes on", f"{one.id} gives up, of {charter.ballots}")
 
-    def _introduce(self, host: Host, answers: list[tuple[Coordinator, Standing]]) -> None:
+    def _introduce(self, host: Host, answers: list[tuple[Life, Standing]]) -> None:
         c = host.coordinator
         if c is not None and not c.paused:
             answers.append((c, c.job.standing(host.clock(self.t))))
 
-    def _pick(self, one: Agent, answers: list[tuple[Coordinator, Standing]]) -> None:
+    def _pick(self, one: Agent, answers: list[tuple[Life, Standing]]) -> None:
         if not one.alive or one.connection is not None:
             return
         if one.paused:
@@ -1033,7 +1023,7 @@ class Simulation:
                 how = Leaving.DRAIN if kind == "drain" else Leaving.INTERRUPT
                 self._to_node(one, node_inputs.Leave(how))
 
-    def _strike(self, kind: str, c: Coordinator) -> None:
+    def _strike(self, kind: str, c: Life) -> None:
         random, timeout = self.random, self.rules.node_timeout
         self._tell(f"FAULT {kind} {c.job.term} on host{c.host.number}")
         if kind == "pause coordinator":
@@ -1045,7 +1035,7 @@ class Simulation:
         self._kill_coordinator(c)
         self._after(random.random() * self.schedule.revive, self._revive, c.by, kind == "amnesia")
 
-    def _resume_coordinator(self, c: Coordinator) -> None:
+    def _resume_coordinator(self, c: Life) -> None:
         if c.alive and c.paused:
             self._tell(f"the coordinator of host{c.host.number} goes on")
             c.paused, c.timer = False, NEVER
@@ -1076,7 +1066,7 @@ class Simulation:
         if c is not None:
             c.alive = False
             host.coordinator = None
-            peers = list(c.connections.values())
+            peers = list(c.core.connections.values())
         if one is not None:
             self._end_agent(one, fin=False)
         host.boot(self.random)
@@ -1162,7 +1152,7 @@ class Simulation:
         for one in agents.values():
             if one.node.leaving is not Leaving.NO:
                 return f"{one.id} wants to leave, and is still there"
-            if one.id not in c.connections or one.connection is not c.connections[one.id]:
+            if one.connection is None or one.connection is not c.core.connections.get(one.id):
                 return f"{one.id} is not connected"
         for name in job.roster:
             group = agents[name].group if name in agents else None

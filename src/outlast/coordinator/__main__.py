@@ -16,7 +16,6 @@ from outlast.coordinator.event_stream import EventStream
 from outlast.coordinator.server import Server
 from outlast.journal import Journal, recall
 from outlast.protocol.membership import Over
-from outlast.protocol.succession import Term
 from outlast.transport import certificate
 from outlast.transport.commission import Commission
 
@@ -36,9 +35,6 @@ def main() -> int:
 
     path = Path(commission.journal)
     memory = recall(path) if commission.recall else None
-    term = commission.term
-    if memory is not None and memory.term >= term.number:
-        term = Term(memory.term + 1, term.by)
     journal = Journal(path, fresh=not commission.recall)
     events = EventStream(commission.events, job=commission.rules.job) if commission.events else None
 
@@ -47,7 +43,7 @@ def main() -> int:
             commission.rules,
             commission.token,
             binding=binding,
-            term=term,
+            term=commission.term,
             run=commission.run,
             memory=memory,
             charter=commission.charter,

@@ -1,7 +1,6 @@
-"""The socket around the core: connections become events, commands become messages.
+"""The sockets, files and plug-ins around `core.coordinator`, which decides everything.
 
-One event loop, no thread, no lock. A connection that closes is a node that has ended; one that breaks or falls
-silent may still have workers, and the core is told until when.
+One event loop, no thread, no lock.
 """
 
 from __future__ import annotations
@@ -16,24 +15,17 @@ import ssl
 import msgspec
 
 from outlast.coordinator.event_stream import EventStream
-from outlast.core.job.commands import Command, Cordon, Drop, Note, NoteKind, Raise, Remember, Reply, Send
-from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
-from outlast.core.job.job import FIRST, Job
-from outlast.core.membership.liveness import ORPHANS, Liveness
-from outlast.core.stragglers.stragglers import Stragglers
+from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
+from outlast.core.job.commands import Cordon, Note, NoteKind, Raise, Remember, Reply
+from outlast.core.job.job import FIRST
 from outlast.core.succession.authority import Memory
-from outlast.core.tick import Tick
 from outlast.journal import Began, Journal
 from outlast.platforms.plugins import Alarm, Faulty, Plugins
-from outlast.protocol.checks import Findings
-from outlast.protocol.hangs import Seen
-from outlast.protocol.membership import Join, Over, Report
+from outlast.protocol.membership import Join, Over
 from outlast.protocol.messages import FromAgent, FromCoordinator
-from outlast.protocol.paces import Paces
 from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
-from outlast.protocol.shards import Query
-from outlast.protocol.succession import Charter, Standing, Term
+from outlast.protocol.succession import Charter, Term
 from outlast.system import clock
 from outlast.transport.wire import Wire, WireError
 
@@ -52,10 +44,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection. It knows its node once that has joined."""
+    """One connection."""
 
     def __init__(self, server: Server) -> None:
-        self.node: str | None = None
         self.address = "?"
         self._server = server
         self._wire = Wire(server.token, agent=False, binding=server.binding)
@@ -73,7 +64,7 @@ class Peer(asyncio.BufferedProtocol):
         self._server.probe(transport.get_extra_info("socket"))
         host = transport.get_extra_info("peername")
         self.address = f"{host[0]}:{host[1]}" if host else "?"
-        self._patience = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT, self._refuse, "it said nothing")
+        self._patience = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT, self.refuse, "it said nothing")
         self._server.peers.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
@@ -88,31 +79,22 @@ class Peer(asyncio.BufferedProtocol):
             self._unsent.append(self._wire.take())
             if self._wire.ready and not self._introduced:
                 self._introduced = True
-                self.send(self._server.standing())
+                self.send(self._server.core.standing(clock.now()))
             for payload in payloads:
                 self._received(_decoder.decode(payload))
         except (WireError, msgspec.DecodeError, RecursionError) as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
         finally:
             self._receiving = False
             self._flush()
 
     def _received(self, message: FromAgent) -> None:
-        if isinstance(message, Join):
-            if self.node is not None:
-                raise WireError("it joined twice on one connection")
-            self.node = message.node
-            if self._patience is not None:
-                self._patience.cancel()
-            self._server.joined(self, message)
-        elif isinstance(message, Ask):
-            self._server.asked(self, message)
-        elif self.node is None:
-            raise WireError("it reported before it joined")
-        else:
-            self._server.reported(self, self.node, message)
+        if isinstance(message, Join) and self._patience is not None:
+            self._patience.cancel()
+        self._server.received(self, message)
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """Its other end does what no agent does."""
         self._refused = True
         log.warning("closed the connection from %s: %s", self.address, why)
         self.abort()
@@ -144,7 +126,8 @@ class Peer(asyncio.BufferedProtocol):
             # An agent with another token sees that in our proof, and goes without a word.
             log.warning("%s went before it had joined: it may not know this job's token", self.address)
         # An agent that we closed the door on may live, and its workers with it.
-        self._server.gone(self, ConnectionAbortedError("refused") if self._refused and error is None else error)
+        broke = str(error) or type(error).__name__ if error is not None else "refused" * self._refused
+        self._server.ended(self, broke)
 
 
 class Server:
@@ -175,26 +158,21 @@ class Server:
         self._rules = rules
         self._journal = journal
         self._events = events
-        self._of: dict[str, Peer] = {}
-        self._liveness = Liveness(rules.node_timeout)
-        self._stragglers = Stragglers(rules.straggler_factor)
         self._loop = asyncio.get_running_loop()
-        self._job = Job(rules, clock.now(), term=term, run=run, memory=memory, charter=charter)
+        now = clock.now()
+        self.core: Coordinator[Peer] = Coordinator(rules, now, term=term, run=run, memory=memory, charter=charter)
         if journal is not None:
-            journal.began(Began(clock.now(), rules, term, run, memory, charter=charter))
+            journal.began(Began(now, rules, self.core.term, run, memory, charter=charter))
         self._timer: asyncio.TimerHandle | None = None
         self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()
         self._empty = asyncio.Event()
         self._plugins = Plugins()
 
-    def standing(self) -> Standing:
-        return self._job.standing(self._now())
-
     async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
         """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
         self._arm()
-        self._loop.add_signal_handler(signal.SIGHUP, self.asked, None, Ask("restart", "SIGHUP"))
+        self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         listening = await self._loop.create_server(lambda: Peer(self), sock=listener, backlog=ACCEPTED_AT_ONCE, ssl=tls)
         listener.listen(BACKLOG)
         async with listening:
@@ -202,7 +180,7 @@ class Server:
             try:
                 await asyncio.wait_for(self._all_gone(), linger)
             except asyncio.TimeoutError:
-                log.warning("%d nodes did not say goodbye", len(self._of))
+                log.warning("%d nodes did not say goodbye", len(self.core.connections))
             for peer in list(self.peers):
                 peer.abort()
         if self._timer is not None:
@@ -211,7 +189,7 @@ class Server:
         return over
 
     async def _all_gone(self) -> None:
-        while self._of:
+        while self.core.connections:
             self._empty.clear()
             await self._empty.wait()
 
@@ -229,110 +207,23 @@ class Server:
         # Where something unanswered is under way, the kernel does not probe, and would try for a quarter of an hour.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (silence + PROBES))
 
-    # -- what connections tell
+    # -- what happens
 
-    def joined(self, peer: Peer, join: Join) -> None:
-        older = self._of.get(join.node)
-        self._of[join.node] = peer
-        if older is not None:
-            older.abort()
-        self._liveness.heard(join.node, self._now())
-        self._feed(Joined(join))
+    def received(self, peer: Peer, message: FromAgent) -> None:
+        if isinstance(message, Ask):
+            log.debug("asked to %s by %s", message.what, message.who)
+        self._carry_out(self.core.received(peer, message, clock.now()))
 
-    def reported(self, peer: Peer, node: str, message: FromAgent) -> None:
-        if self._of.get(node) is not peer:
-            return
-        if isinstance(message, Report):
-            self._liveness.heard(node, self._now())
-            self._feed(Reported(node, message))
-        elif isinstance(message, Seen):
-            self._feed(Saw(node, message))
-        elif isinstance(message, Query):
-            self._feed(Queried(node, message))
-        elif isinstance(message, Paces):
-            # Beside the job's decisions, as silence is: of all the figures, they and the journal need the outcome only.
-            for who, found in self._stragglers.hear(node, message):
-                self._feed(Straggled(who, found))
-        elif isinstance(message, Findings):
-            self._feed(Found(node, message))
-
-    def asked(self, peer: Peer | None, ask: Ask) -> None:
-        """Somebody with the token, or (without a connection) a signal to this process, asks for something."""
-        log.debug("asked to %s by %s", ask.what, ask.who)
-        for command in self._feed(Asked(ask)):
-            if isinstance(command, Reply) and peer is not None:
-                peer.send(command.answer)
-                peer.close()
-            elif isinstance(command, Reply):
-                log.info("%s", command.answer.text)
-
-    def gone(self, peer: Peer, error: Exception | None) -> None:
+    def ended(self, peer: Peer, broke: str) -> None:
         self.peers.discard(peer)
-        node = peer.node
-        if node is None or self._of.get(node) is not peer:
-            return
-        if error is None:
-            self._lose(node, Lost(node, "its connection closed", self._now() + ORPHANS, ended=True))
-        else:
-            # Nobody closed it, it broke: the agent may live on, and its workers until their lease ends.
-            until = self._liveness.heard_at(node, self._now()) + self._rules.node_timeout
-            self._lose(node, Lost(node, f"its connection broke ({error})", until))
+        self._carry_out(self.core.ended(peer, clock.now(), broke=broke))
 
-    def _lose(self, node: str, event: Lost) -> None:
-        self._forget(node)
-        self._feed(event)
-
-    def _forget(self, node: str) -> Peer | None:
-        self._liveness.forget(node)
-        peer = self._of.pop(node, None)
-        if not self._of:
-            self._empty.set()
-        return peer
-
-    # -- the core
-
-    def _now(self) -> float:
-        return clock.now()
-
-    def _feed(self, event: Event) -> list[Command]:
-        now = self._now()
-        commands = self._job.handle(event, now)
-        if self._journal is not None and not self._job.idle:
-            if not self._journal.waits:
-                self._loop.call_later(JOURNALLED, self._journal.flush)
-            self._journal.happened(now, event, self._job.answers, commands)
-        for command in commands:
-            self._carry_out(command)
-        if self._job.outcome is not None and not self._over.done():
-            self._over.set_result(self._job.outcome)
-        self._arm()
-        return commands
-
-    def _carry_out(self, command: Command) -> None:
-        if isinstance(command, Send):
-            peer = self._of.get(command.node)
-            if peer is not None:
-                peer.send(command.message)
-        elif isinstance(command, Note):
-            log.log(LEVELS.get(command.kind, logging.INFO), "%s", command.text)
-            if self._events is not None:
-                self._events.append(command, run=self._job.run, term=self._job.term)
-        elif isinstance(command, Remember) and self._journal is not None:
-            self._journal.remember(command.memory)
-        elif isinstance(command, Cordon):
-            self._plugins.tell(Faulty(self._rules.job, command.node, command.reason, command.seconds))
-        elif isinstance(command, Raise):
-            self._plugins.tell(Alarm(self._rules.job, command.node, command.rank, command.cause, command.text))
-        elif isinstance(command, Drop):
-            peer = self._forget(command.node)
-            if peer is not None:
-                peer.close()
+    def _hang_up(self) -> None:
+        self._carry_out(self.core.asked(Ask("restart", "SIGHUP"), clock.now()))
 
     def _arm(self) -> None:
         """Wake up at the next deadline. A timer that fires too early costs nothing; one is never late."""
-        due, silent = self._job.deadline(), self._liveness.deadline()
-        if due is None or (silent is not None and silent < due):
-            due = silent
+        due = self.core.deadline()
         if due is None:
             return
         if self._timer is not None:
@@ -340,22 +231,59 @@ class Server:
                 return
             self._timer.cancel()
         self._due = due
-        self._timer = self._loop.call_later(due - self._now(), self._tick)
+        self._timer = self._loop.call_later(due - clock.now(), self._wake)
 
-    def _tick(self) -> None:
+    def _wake(self) -> None:
         # This process may have been held up: what nodes said in the meantime is read before they are called silent.
         # (A timer that is due runs after the sockets that are ready.)
         self._due = float("-inf")
-        self._timer = self._loop.call_later(0, self._judge, self._now())
+        self._timer = self._loop.call_later(0, self._tick, clock.now())
 
-    def _judge(self, now: float) -> None:
+    def _tick(self, woke: float) -> None:
         self._timer = None
-        for node in self._liveness.silent(now):
-            peer = self._of.get(node)
-            if peer is not None:
-                peer.abort()
-                self._lose(node, Lost(node, f"nothing heard for {self._rules.node_timeout:g} s"))
-        deadline = self._job.deadline()
-        if deadline is not None and deadline <= self._now():
-            self._feed(Tick())
+        self._carry_out(self.core.tick(clock.now(), heard_until=woke))
+
+    # -- what is done about it
+
+    def _carry_out(self, commands: list[Command[Peer]]) -> None:
+        for command in commands:
+            if isinstance(command, Write):
+                command.connection.send(command.message)
+            elif isinstance(command, JournalEntry):
+                self._write_down(command)
+            elif isinstance(command, Close):
+                command.connection.close()
+            elif isinstance(command, Break):
+                if command.why:
+                    command.connection.refuse(command.why)
+                else:
+                    command.connection.abort()
+            else:
+                self._tell(command)
+        if not self.core.connections:
+            self._empty.set()
+        if self.core.outcome is not None and not self._over.done():
+            self._over.set_result(self.core.outcome)
         self._arm()
+
+    def _tell(self, command: Note | Remember | Cordon | Raise | Reply) -> None:
+        """Let others than the nodes know: files, people, plug-ins."""
+        if isinstance(command, Note):
+            log.log(LEVELS.get(command.kind, logging.INFO), "%s", command.text)
+            if self._events is not None:
+                self._events.append(command, run=self.core.job.run, term=self.core.term)
+        elif isinstance(command, Remember):
+            if self._journal is not None:
+                self._journal.remember(command.memory)
+        elif isinstance(command, Cordon):
+            self._plugins.tell(Faulty(self._rules.job, command.node, command.reason, command.seconds))
+        elif isinstance(command, Raise):
+            self._plugins.tell(Alarm(self._rules.job, command.node, command.rank, command.cause, command.text))
+        else:
+            log.info("%s", command.answer.text)
+
+    def _write_down(self, happened: JournalEntry) -> None:
+        if self._journal is not None:
+            if not self._journal.waits:
+                self._loop.call_later(JOURNALLED, self._journal.flush)
+            self._journal.happened(happened.at, happened.event, happened.answers, happened.decisions)

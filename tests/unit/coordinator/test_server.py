@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 import pytest
 
 from outlast.agent.coordinator_link import link
+from outlast.coordinator import server
 from outlast.coordinator.server import Server
+from outlast.core.coordinator import Coordinator
 from outlast.core.job.commands import Command
 from outlast.core.job.inputs import Event, Lost
+from outlast.core.job.job import Job
 from outlast.launch import Endpoint
 from outlast.protocol.membership import Join, Refuse, Report, State
 from outlast.protocol.messages import FromCoordinator
@@ -94,20 +98,24 @@ def test_a_refused_node_hears_why_before_its_connection_ends() -> None:
     assert "'another'" in asyncio.run(refused())
 
 
-def test_a_coordinator_that_was_held_up_does_not_take_its_own_deafness_for_silence() -> None:
+def test_a_coordinator_that_was_held_up_does_not_take_its_own_deafness_for_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def lost_after_a_pause() -> list[Lost]:
         events: list[Event] = []
         heard = asyncio.Event()
 
-        class Observed(Server):
-            def _feed(self, event: Event) -> list[Command]:
+        class Observed(Job):
+            def handle(self, event: Event, now: float) -> list[Command]:
                 events.append(event)
                 heard.set()
-                return super()._feed(event)
+                return super().handle(event, now)
+
+        monkeypatch.setattr(server, "Coordinator", partial(Coordinator, job=Observed))
 
         loop = asyncio.get_running_loop()
         listener = socket.create_server(("127.0.0.1", 0))
-        serving = asyncio.create_task(Observed(rules(), TOKEN).serve(listener))
+        serving = asyncio.create_task(Server(rules(), TOKEN).serve(listener))
         client = Client()
         try:
             await client.join(listener.getsockname())

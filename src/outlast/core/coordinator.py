@@ -1,0 +1,224 @@
+"""A coordinator without its sockets: what comes in on connections becomes events of the job, and what the job decides
+becomes commands.
+
+The server and the simulator run this one class, so what ships is what is simulated. It owns the job and what stands
+beside its decisions: which connection of a node counts, who has gone silent, who is slow, what the end of a connection
+means, and which term a coordinator begins after it was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from outlast.core.job.commands import Command as Decision
+from outlast.core.job.commands import Cordon, Drop, Note, Raise, Remember, Reply, Send
+from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
+from outlast.core.job.job import FIRST, Job
+from outlast.core.membership.liveness import ORPHANS, Liveness
+from outlast.core.stragglers.stragglers import Stragglers
+from outlast.core.succession.authority import Memory
+from outlast.core.tick import Tick
+from outlast.protocol.checks import Findings
+from outlast.protocol.hangs import Seen
+from outlast.protocol.membership import Join, Over, Report
+from outlast.protocol.messages import FromAgent, FromCoordinator
+from outlast.protocol.paces import Paces
+from outlast.protocol.requests import Ask
+from outlast.protocol.rules import Rules
+from outlast.protocol.succession import Charter, Standing, Term
+
+Connection = TypeVar("Connection", bound=Hashable)  # whatever the shell has: nothing is asked of it here
+
+
+class Write(msgspec.Struct, Generic[Connection], frozen=True):
+    """Send this message."""
+
+    connection: Connection
+    message: FromCoordinator
+
+
+class Close(msgspec.Struct, Generic[Connection], frozen=True):
+    """Close the connection, once what was written before has been sent."""
+
+    connection: Connection
+
+
+class Break(msgspec.Struct, Generic[Connection], frozen=True):
+    """Reset the connection. `why`: its other end did what no agent does."""
+
+    connection: Connection
+    why: str = ""
+
+
+class JournalEntry(msgspec.Struct, frozen=True):
+    """For the journal: an event that changed something, and what came of it. It comes before what came of it."""
+
+    at: float
+    event: Event
+    answers: str
+    decisions: list[Decision]
+
+
+Command = (
+    Write[Connection] | Close[Connection] | Break[Connection] | JournalEntry | Reply | Note | Remember | Cordon | Raise
+)
+
+
+class Coordinator(Generic[Connection]):
+    """One life of a job's coordinator.
+
+    >>> rules = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=2)
+    >>> coordinator: Coordinator[str] = Coordinator(rules, now=0.0)
+    >>> coordinator.standing(now=0.0)
+    Standing(term=Term(number=1, by=''), acting=True)
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        now: float,
+        *,
+        term: Term = FIRST,
+        run: str = "",
+        memory: Memory | None = None,
+        charter: Charter | None = None,
+        job: type[Job] = Job,
+    ) -> None:
+        if memory is not None and memory.term >= term.number:
+            term = Term(memory.term + 1, term.by)  # whoever started it does not know all the terms of its last life
+        self.job = job(rules, now, term=term, run=run, memory=memory, charter=charter)
+        self._timeout = rules.node_timeout
+        self._liveness = Liveness(rules.node_timeout)
+        self._stragglers = Stragglers(rules.straggler_factor)
+        self._current: dict[str, Connection] = {}
+        self._nodes: dict[Connection, str] = {}  # who joined on it, also on those that no longer count
+        self._out: list[Command[Connection]] = []
+
+    @property
+    def term(self) -> Term:
+        return self.job.term
+
+    @property
+    def outcome(self) -> Over | None:
+        """How the job ended, once it has."""
+        return self.job.outcome
+
+    @property
+    def connections(self) -> Mapping[str, Connection]:
+        """The connection of each node that counts: its newest."""
+        return self._current
+
+    def standing(self, now: float) -> Standing:
+        """The first word on every connection."""
+        return self.job.standing(now)
+
+    def deadline(self) -> float | None:
+        """When `tick` is due, if nothing else happens before."""
+        due, silent = self.job.deadline(), self._liveness.deadline()
+        return silent if due is None or (silent is not None and silent < due) else due
+
+    def received(self, connection: Connection, message: FromAgent, now: float) -> list[Command[Connection]]:
+        """A message has come."""
+        self._out = []
+        if isinstance(message, Join):
+            self._join(connection, message, now)
+        elif isinstance(message, Ask):
+            self._ask(connection, message, now)
+        elif (node := self._nodes.get(connection)) is None:
+            self._out.append(Break(connection, "it reported before it joined"))
+        elif self._current.get(node) == connection:
+            self._hear(node, message, now)
+        return self._out
+
+    def asked(self, ask: Ask, now: float) -> list[Command[Connection]]:
+        """Somebody asks for something, and not on a connection."""
+        self._out = []
+        self._ask(None, ask, now)
+        return self._out
+
+    def ended(self, connection: Connection, now: float, *, broke: str = "") -> list[Command[Connection]]:
+        """The connection is no more: its other end closed it, or it broke."""
+        self._out = []
+        node = self._nodes.pop(connection, None)
+        if node is None or self._current.get(node) != connection:
+            return self._out
+        if broke:
+            # Nobody closed it: the agent may live on, and its workers until their lease ends.
+            until = self._liveness.heard_at(node, now) + self._timeout
+            lost = Lost(node, f"its connection broke ({broke})", until)
+        else:
+            lost = Lost(node, "its connection closed", now + ORPHANS, ended=True)
+        self._forget(node)
+        self._feed(lost, now)
+        return self._out
+
+    def tick(self, now: float, *, heard_until: float | None = None) -> list[Command[Connection]]:
+        """Time has passed. `heard_until`: what came in later has not been read, so nobody is silent since then."""
+        self._out = []
+        for node in self._liveness.silent(now if heard_until is None else heard_until):
+            self._out.append(Break(self._current[node]))
+            self._forget(node)
+            self._feed(Lost(node, f"nothing heard for {self._timeout:g} s"), now)
+        due = self.job.deadline()
+        if due is not None and due <= now:
+            self._feed(Tick(), now)
+        return self._out
+
+    def _join(self, connection: Connection, join: Join, now: float) -> None:
+        if connection in self._nodes:
+            self._out.append(Break(connection, "it joined twice on one connection"))
+            return
+        older = self._current.get(join.node)
+        if older is not None:
+            self._out.append(Break(older))
+        self._nodes[connection] = join.node
+        self._current[join.node] = connection
+        self._liveness.heard(join.node, now)
+        self._feed(Joined(join), now)
+
+    def _hear(self, node: str, message: FromAgent, now: float) -> None:
+        if isinstance(message, Report):
+            self._liveness.heard(node, now)
+            self._feed(Reported(node, message), now)
+        elif isinstance(message, Seen):
+            self._feed(Saw(node, message), now)
+        elif isinstance(message, Paces):
+            # Beside the job's decisions, as silence is: of all the figures, they and the journal need the outcome only.
+            for who, found in self._stragglers.hear(node, message):
+                self._feed(Straggled(who, found), now)
+        elif isinstance(message, Findings):
+            self._feed(Found(node, message), now)
+        else:
+            assert not isinstance(message, Join | Ask)
+            self._feed(Queried(node, message), now)
+
+    def _ask(self, connection: Connection | None, ask: Ask, now: float) -> None:
+        for decision in self._feed(Asked(ask), now):
+            if isinstance(decision, Reply) and connection is not None:
+                self._out += [Write(connection, decision.answer), Close(connection)]
+            elif isinstance(decision, Reply):
+                self._out.append(decision)
+
+    def _feed(self, event: Event, now: float) -> list[Decision]:
+        decisions = self.job.handle(event, now)
+        if not self.job.idle:
+            self._out.append(JournalEntry(now, event, self.job.answers, decisions))
+        for decision in decisions:
+            if isinstance(decision, Send):
+                connection = self._current.get(decision.node)
+                if connection is not None:
+                    self._out.append(Write(connection, decision.message))
+            elif isinstance(decision, Drop):
+                dropped = self._forget(decision.node)
+                if dropped is not None:
+                    self._out.append(Close(dropped))
+            elif not isinstance(decision, Reply):
+                self._out.append(decision)
+        return decisions
+
+    def _forget(self, node: str) -> Connection | None:
+        self._liveness.forget(node)
+        return self._current.pop(node, None)
