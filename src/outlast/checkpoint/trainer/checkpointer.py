@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import pickle
 import time
@@ -75,8 +76,8 @@ class Checkpointer:
         overlap: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if keep_last < 1:
-            raise ValueError(f"keep_last must be at least 1, not {keep_last}")
+        if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < 1:
+            raise ValueError(f"keep_last must be a number of checkpoints, at least 1, not {keep_last!r}")
         self._directory = address(path)
         storage_of(self._directory)  # what is missing for it is said now
         self._keep_last, self._group = keep_last, process_group
@@ -118,8 +119,7 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
-        if step < 0:  # its name on disk would be none that is found again
-            raise ValueError(f"step must be 0 or more, not {step}")
+        step = _step(step)
         halt = boundaries.reach() if self._group is None else None
         due = durable or self._interval.due(step)
         if not due and halt is None:
@@ -156,6 +156,7 @@ class Checkpointer:
         `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
         Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
         """
+        step = None if step is None else _step(step)
         self._land()
         self._interval.begin_anew()
         if source is not None:
@@ -463,6 +464,19 @@ class Checkpointer:
         _KEPT[:] = [*_KEPT[-1:], (work, mine, theirs)]
         work.wait()
         return theirs
+
+
+def _step(step: int) -> int:
+    """A step as it is saved: any kind of integer, NumPy's and torch's too. Raises TypeError, ValueError."""
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
+        raise TypeError(f"step must be an integer, not {step!r}")
+    try:
+        number = operator.index(step)
+    except TypeError:  # a tensor or an array of something else
+        raise TypeError(f"step must be an integer, not {step!r}") from None
+    if number < 0:  # no checkpoint has such a name
+        raise ValueError(f"step must be 0 or more, not {number}")
+    return number
 
 
 def _generation() -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -506,7 +507,10 @@ def test_what_cannot_be_saved_is_named(checkpointer: Callable[..., Checkpointer]
         checkpointer().save(1, {"a": {"b": 1}, "a.b": 2})
 
 
-@pytest.mark.parametrize("options", [{"keep_last": 0}, {"every": 0}, {"every": 1.5}, {"every": "soon"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"keep_last": 0}, {"keep_last": 2.5}, {"keep_last": True}, {"every": 0}, {"every": 1.5}, {"every": "soon"}],
+)
 def test_bad_options_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         outlast.Checkpointer(tmp_path, **options)
@@ -521,6 +525,25 @@ def test_a_step_that_could_not_be_found_again_is_refused(checkpointer: Callable[
     state = {"x": torch.zeros(2)}
     assert checkpointer().restore(state) == 0
     assert same(state, {"x": torch.ones(2)})
+
+
+@pytest.mark.parametrize("number", [7.0, True, "7", None, torch.tensor(7.0), torch.ones(2, dtype=torch.int64)])
+def test_a_step_that_is_no_integer_is_refused_at_once(checkpointer: Callable[..., Checkpointer], number: Any) -> None:
+    saver = checkpointer()
+    with pytest.raises(TypeError, match="step must be an integer, not"):
+        saver.save(number, {"x": torch.ones(2)}, durable=True)
+    saver.wait()  # for nothing
+    if number is not None:
+        with pytest.raises(TypeError, match="step must be an integer, not"):
+            saver.restore({"x": torch.ones(2)}, step=number)
+
+
+@pytest.mark.parametrize("number", [np.int64(7), torch.tensor(7)])
+def test_a_step_may_be_any_kind_of_integer(checkpointer: Callable[..., Checkpointer], number: Any) -> None:
+    saver = checkpointer()
+    saver.save(number, {"x": torch.ones(2)}, durable=True)
+    saver.wait()
+    assert checkpointer().restore({"x": torch.zeros(2)}, step=number) == 7
 
 
 def test_a_disk_that_fails_is_said_by_wait(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:

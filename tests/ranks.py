@@ -1,0 +1,69 @@
+"""Ranks for tests: forks of this process that are one gloo group, so that torch is imported once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LONG = 120.0
+
+
+def on_ranks(world: int, body: Callable[[int], Any], tmp_path: Path) -> list[Any]:
+    """What `body(rank)` returns on each rank; of one that raises, the exception."""
+    store = tmp_path / f"store-{time.monotonic_ns()}"
+    pipes = [os.pipe() for _ in range(world)]
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            _live(rank, world, store, body, pipes[rank][1])
+        children.append(child)
+    try:
+        return [_hear(reading, writing) for reading, writing in pipes]
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _live(rank: int, world: int, store: Path, body: Callable[[int], Any], pipe: int) -> None:
+    """Never returns: the test goes on in the parent alone."""
+    try:
+        torch.set_num_threads(1)
+        timeout = timedelta(seconds=LONG)
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(str(store), world), rank=rank, world_size=world, timeout=timeout
+        )
+        try:
+            result = body(rank)
+        except Exception as error:  # noqa: BLE001  (the test is told)
+            traceback.print_exc()
+            result = error
+        os.write(pipe, pickle.dumps(result))
+        os.close(pipe)
+        signal.pause()  # the others may still need its end of the group
+    finally:
+        os._exit(1)
+
+
+def _hear(reading: int, writing: int) -> Any:
+    os.close(writing)
+    said, deadline = b"", time.monotonic() + LONG
+    while select.select([reading], [], [], max(deadline - time.monotonic(), 0))[0]:
+        chunk = os.read(reading, 65536)
+        if not chunk:
+            os.close(reading)
+            return pickle.loads(said)  # noqa: S301  (of our own fork)
+        said += chunk
+    raise TimeoutError("a rank has not ended")
