@@ -22,15 +22,17 @@ LONG = 120.0
 def on_ranks(world: int, body: Callable[[int], Any], tmp_path: Path) -> list[Any]:
     """What `body(rank)` returns on each rank; of one that raises, the exception."""
     store = tmp_path / f"store-{time.monotonic_ns()}"
-    pipes = [os.pipe() for _ in range(world)]
-    children = []
+    children, pipes = [], []
     for rank in range(world):
+        reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            _live(rank, world, store, body, pipes[rank][1])
+            _live(rank, world, store, body, writing)
+        os.close(writing)
         children.append(child)
+        pipes.append(reading)
     try:
-        return [_hear(reading, writing) for reading, writing in pipes]
+        return [_hear(pipe) for pipe in pipes]
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -57,13 +59,12 @@ def _live(rank: int, world: int, store: Path, body: Callable[[int], Any], pipe: 
         os._exit(1)
 
 
-def _hear(reading: int, writing: int) -> Any:
-    os.close(writing)
+def _hear(pipe: int) -> Any:
     said, deadline = b"", time.monotonic() + LONG
-    while select.select([reading], [], [], max(deadline - time.monotonic(), 0))[0]:
-        chunk = os.read(reading, 65536)
+    while select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0]:
+        chunk = os.read(pipe, 65536)
         if not chunk:
-            os.close(reading)
+            os.close(pipe)
             return pickle.loads(said)  # noqa: S301  (of our own fork)
         said += chunk
     raise TimeoutError("a rank has not ended")

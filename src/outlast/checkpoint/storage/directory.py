@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from pathlib import Path
 from outlast.checkpoint.storage import format as rules
 from outlast.checkpoint.storage.format import MANIFEST, Save
 from outlast.checkpoint.storage.storage import Draft, FoundCheckpoint, Span
+
+MARKER_PAUSES = (0.1, 0.4, 1.0, 2.0)  # seconds: a file system may need a moment to show a file on another node
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
@@ -176,6 +179,10 @@ class Directory:
     def sweep(self) -> None:
         for trash in self._path.glob(".trash-*"):
             shutil.rmtree(trash, ignore_errors=True)
+        for marker in self._path.glob(".shared-*"):
+            with suppress(OSError):
+                if time.time() - marker.stat().st_mtime > self.stale:
+                    marker.unlink()
 
     def _written(self, path: Path, data: bytes | memoryview) -> Path:
         """A file beside the one that is meant: two may write the same, on two hosts."""
@@ -203,6 +210,24 @@ def _sync(path: Path) -> None:
 def touched(path: Path) -> float:
     """When a directory, or what lies in it, was last written to. Raises OSError."""
     return max(entry.stat().st_mtime for entry in [path, *path.iterdir()])
+
+
+def leave_marker(path: Path) -> str:
+    """Leave a file in a directory that whoever shares it can see: its name. Raises OSError."""
+    path.mkdir(parents=True, exist_ok=True)
+    name = f".shared-{secrets.token_hex(8)}"
+    (path / name).touch(exist_ok=False)
+    return name
+
+
+def sees_marker(path: Path, name: str) -> bool:
+    """Whether it is there. Asked by listing: NFS may remember that a name was not there, but reads the list afresh."""
+    for pause in (*MARKER_PAUSES, 0.0):
+        with suppress(OSError):
+            if name in os.listdir(path):  # noqa: PTH208  (names are all that is asked for)
+                return True
+        time.sleep(pause)
+    return False
 
 
 def _open(path: Path) -> tuple[int, bool]:

@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 import pickle
+import socket
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +22,7 @@ from outlast.checkpoint.memory import arena as arenas
 from outlast.checkpoint.memory.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, tickets
 from outlast.checkpoint.memory.shards import AgreedSnapshot, agreed, places
 from outlast.checkpoint.storage import format as disk
+from outlast.checkpoint.storage.directory import leave_marker, sees_marker
 from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.storage import Address, FoundCheckpoint, StorageUnreachable, Url, address, storage_of
 from outlast.checkpoint.trainer.background import Background, KeeperClient, WriterThread
@@ -87,6 +89,7 @@ class Checkpointer:
         self._plan: ShardPlan | None = None
         self._layout: ShardLayout | None = None
         self._origin = ""
+        self._apart = ""  # why nothing can be written to disk
         self._sequence = 0
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
         # Where copies go on while training does, a rank may be two snapshots behind another, and the newest that both
@@ -134,6 +137,8 @@ class Checkpointer:
             self._plan = self._agree(flat, paths)
             self._layout, self._sequence = None, 0
         assert self._plan is not None
+        if durable and self._apart:
+            raise ValueError(self._apart)
         durable = durable or (halt is not None and halt.durable)
         at_once = durable or halt is not None
         later = frozenset() if at_once or self._runway is None else self._runway.ready(state)
@@ -188,10 +193,15 @@ class Checkpointer:
         """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
         self._land()
         outcome = self._background.wait() if self._background is not None else None
-        problems = self._gather(outcome.problem if outcome is not None else "")
-        for problem in problems:
-            if problem:
-                raise OSError(problem)
+        outcomes = [each for each in self._gather(outcome) if each is not None]
+        for each in outcomes:
+            if each.problem:
+                raise OSError(each.problem)
+        if outcomes and not any(each.path for each in outcomes):  # whoever wrote the last part would have committed
+            raise OSError(
+                f"step {outcomes[0].step} is not on disk: every rank that is here has written its part to "
+                f"{self._directory}, and others are missing: all ranks must save the same steps to one directory"
+            )
 
     def close(self) -> None:
         """Await what is to be on disk, and let go of the memory."""
@@ -220,7 +230,8 @@ class Checkpointer:
         """A change is planned, and all ranks save at this step for it: await that it is safe, and the end."""
         with session.pause_monitoring():
             outcome = self._writer().wait() if halt.durable else None
-            boundaries.seal(None if outcome is not None and outcome.problem else step)
+            safe = not halt.durable or not (self._apart or (outcome is not None and outcome.problem))
+            boundaries.seal(step if safe else None)
 
     @paused()
     def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> ShardPlan:
@@ -229,9 +240,38 @@ class Checkpointer:
                 self._origin = disk.origin(self._directory, make=True)
         plan = make_plan(flat, paths, self._origin, self._group)
         self._origin = plan.origin
+        self._apart = self._who_is_apart()
+        if self._apart and self._rank == 0:
+            log.warning("snapshots stay in memory, and none can be written to disk: %s", self._apart)
         if self._place is not None:  # of a group, or without one, not all workers of this node are in it
             self._here = self._gather(self._place).count(self._place)
         return plan
+
+    def _who_is_apart(self) -> str:
+        """Which rank has another directory than rank 0, in one line; "" if all have the same. Collective.
+
+        Each rank would write its part into its own, and no checkpoint would ever be whole.
+        """
+        marker = ""
+        if isinstance(self._directory, Path) and self._rank == 0:
+            with suppress(OSError):  # the writer will say so
+                marker = leave_marker(self._directory)
+        told = self._gather((marker, str(self._directory)))
+        marker, first = told[0]
+        here = sees_marker(self._directory, marker) if isinstance(self._directory, Path) and marker else True
+        if isinstance(self._directory, Url):
+            here = first == self._directory
+        seen = self._gather((here, socket.gethostname()))
+        if marker and self._rank == 0:
+            with suppress(OSError):
+                (Path(first) / marker).unlink()
+        for rank, (sees, host) in enumerate(seen):
+            if not sees:
+                return (
+                    f"{told[rank][1]} of rank {rank} on {host} is not the directory of rank 0, {first} on "
+                    f"{seen[0][1]}: give all ranks one directory that all nodes share, by an absolute path"
+                )
+        return ""
 
     def _snapshot(self, plan: ShardPlan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
         if self._layout is None:
