@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from outlast.checkpoint.storage import format as rules
@@ -159,17 +160,15 @@ class Directory:
     @contextmanager
     def hold(self, folder: str) -> Iterator[None]:
         with open(self._path / folder / MANIFEST, "rb") as manifest:
-            fcntl.flock(manifest, fcntl.LOCK_SH)
+            if not _try_lock(manifest.fileno(), fcntl.LOCK_SH):
+                raise FileNotFoundError(errno.ENOENT, "somebody is removing it", str(self._path / folder))
             yield
 
     def remove(self, folder: str) -> bool:
         path = self._path / folder
         with ExitStack() as held:
             with suppress(FileNotFoundError):
-                manifest = held.enter_context(open(path / MANIFEST, "rb"))
-                try:
-                    fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not _try_lock(held.enter_context(_open_to_lock(path / MANIFEST)).fileno(), fcntl.LOCK_EX):
                     return False
             trash = path.with_name(f".trash-{path.name}-{secrets.token_hex(8)}")
             path.rename(trash)
@@ -210,6 +209,28 @@ def _sync(path: Path) -> None:
 def touched(path: Path) -> float:
     """When a directory, or what lies in it, was last written to. Raises OSError."""
     return max(entry.stat().st_mtime for entry in [path, *path.iterdir()])
+
+
+def _open_to_lock(path: Path) -> FileIO:
+    """Writable, if that is allowed: over NFS, an exclusive lock needs it."""
+    try:
+        return FileIO(path, "r+")
+    except PermissionError:
+        return FileIO(path, "r")
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    """Lock it, or say that somebody else has. A file system without locks (Lustre, unless mounted with -o flock) has
+    nobody who could: what is there must be readable and removable all the same.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EBADF):
+            raise
+    return True
 
 
 def leave_marker(path: Path) -> str:

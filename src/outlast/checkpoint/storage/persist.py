@@ -7,16 +7,20 @@ the part, and the commit if this was the last part.
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from outlast.checkpoint.memory.arena import Mark, Slot, Ticket, open_slot
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Part
 from outlast.checkpoint.storage.storage import Address, StorageUnreachable, address, storage_of
+
+log = logging.getLogger("outlast")
 
 AT_ONCE = 2  # shards that are written
 
@@ -47,9 +51,11 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
         tell(outcome)
     if outcome.path:
         directory = address(ticket.directory)
-        with suppress(OSError):
+        try:
             disk.clear_drafts(directory, ticket.save)
             prune(directory, ticket.keep_last, spare=outcome.path)
+        except OSError as error:
+            _warn_once(f"older checkpoints in {directory} are not removed: {error.strerror}")
     return outcome
 
 
@@ -107,10 +113,19 @@ def prune(directory: Address, keep_last: int, *, spare: str = "") -> list[Addres
                 good.append(each.path)
     storage, removed = storage_of(directory), []
     for path in good[max(keep_last, 1) :] if keep_last else []:
-        with suppress(OSError):
+        try:
             if str(path) != spare and storage.remove(path.name):
                 removed.append(path)
+        except FileNotFoundError:
+            pass  # somebody else has removed it
+        except OSError as error:
+            _warn_once(f"{path} is not removed: {error.strerror}")
     return removed
+
+
+@cache
+def _warn_once(problem: str) -> None:
+    log.warning("%s", problem)
 
 
 def _write_all(draft: Address, leased: Sequence[tuple[Slot, Ticket]]) -> Iterator[None]:

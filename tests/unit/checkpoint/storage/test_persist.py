@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from outlast.checkpoint.memory.arena import Arena, Mark, Slot
 from outlast.checkpoint.storage import format as disk
+from outlast.checkpoint.storage.directory import Directory
 from outlast.checkpoint.storage.persist import persist, prune
+from outlast.checkpoint.storage.storage import storage_of
 from outlast.checkpoint.trainer.background import WriterThread
 from snapshots import SIZE, fill, kill_within, mark, ticket
 
@@ -97,6 +101,53 @@ def test_one_that_is_being_read_is_not_removed(arena: Arena, tmp_path: Path) -> 
         fcntl.flock(reader, fcntl.LOCK_SH)
         assert [path.name for path in prune(tmp_path / "ck", 1)] == ["step-00000002"]
     assert [path.name for path in prune(tmp_path / "ck", 1)] == ["step-00000001"]
+
+
+def as_lustre_without_flock(descriptor: int, operation: int) -> None:  # noqa: ARG001
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def as_nfs(descriptor: int, operation: int) -> None:
+    """Locks are those of fcntl there: an exclusive one needs a descriptor that can write."""
+    exclusive = bool(operation & fcntl.LOCK_EX)
+    if exclusive and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    fcntl.lockf(descriptor, kind | fcntl.LOCK_NB) if not operation & fcntl.LOCK_UN else None
+
+
+@pytest.mark.parametrize("locks", [as_lustre_without_flock, as_nfs])
+def test_locks_do_not_decide_what_is_read_or_removed(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: Callable[[int, int], None]
+) -> None:
+    slots = tmp_path / "arena"
+
+    def flock(file: Any, operation: int) -> None:  # the arena is in /dev/shm in any case
+        descriptor = file if isinstance(file, int) else file.fileno()
+        if slots in Path(f"/proc/self/fd/{descriptor}").readlink().parents:
+            return fcntl_flock(descriptor, operation)
+        return locks(descriptor, operation)
+
+    fcntl_flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for step in range(1, 6):
+        persist([seal(arena, step, tmp_path / "ck", keep_last=2).path], ticket(step))
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [5, 4]
+    with storage_of(tmp_path / "ck").hold("step-00000005"):
+        assert disk.verify(tmp_path / "ck" / "step-00000005") == []
+
+
+def test_what_cannot_be_removed_is_said(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Directory, folder: str) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+    monkeypatch.setattr(Directory, "remove", refuse)
+    for step in range(1, 4):
+        persist([seal(arena, step, tmp_path / "ck", keep_last=1).path], ticket(step))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{tmp_path}/ck/step-0000000{step} is not removed: Permission denied" for step in (1, 2)]
 
 
 @pytest.fixture
