@@ -145,8 +145,7 @@ def answer(channel: Channel, reading: _Reading | None, request: Describe | ReadC
         channel.send(No("it is not there"))
         return
     slot, ticket = reading.slot, reading.ticket
-    if not slot.lock(shared=True) or slot.ticket() != ticket:
-        slot.unlock()
+    if slot.hold(ticket.save, ticket.rank) is None:
         channel.send(No("it has been overwritten"))
         return
     try:

@@ -174,6 +174,18 @@ class Slot:
             return False
         return True
 
+    def hold(self, save: Save | Mark, rank: int | None = None) -> Ticket | None:
+        """Keep others from overwriting it, if this is what it holds: its ticket; else None, and no lock.
+
+        A worker that has just sealed it has it locked for another moment: that is waited for.
+        """
+        if _names(self.ticket(), save, rank):
+            self.lock(shared=True, wait=True)
+            if _names(ticket := self.ticket(), save, rank):
+                return ticket
+            self.unlock()
+        return None
+
     def unlock(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
@@ -211,6 +223,13 @@ class Slot:
             self.memory.release()
             self._mapping.close()
         self._close()
+
+
+def _names(ticket: Ticket | None, save: Save | Mark, rank: int | None) -> bool:
+    """Whether it is of this save, and of this rank."""
+    if ticket is None or rank not in (None, ticket.rank):
+        return False
+    return save in (ticket.save, ticket.mark)
 
 
 def address(text: str) -> tuple[Path, int]:

@@ -92,8 +92,8 @@ class OnThisNode:
             self._slot = mapped or open_slot(path)
         except (OSError, ValueError) as error:
             raise Damaged(f"{path}: {error}") from error
-        ticket = self._slot.ticket() if self._slot.lock(shared=True) else None
-        if ticket is None or (ticket.mark, ticket.rank) != (mark, rank):
+        ticket = self._slot.hold(mark, rank)
+        if ticket is None:
             self.close()
             raise Damaged(f"{path} has been overwritten")
         self.ticket = ticket
@@ -321,7 +321,8 @@ def damage(path: Path) -> str:
     except (OSError, ValueError) as error:
         return f"{path}: {error}"
     try:
-        ticket = slot.ticket() if slot.lock(shared=True) else None
+        found = slot.ticket()
+        ticket = slot.hold(found.save) if found is not None else None
         if ticket is None:
             return f"{path} has been overwritten"
         bad = [number for number in range(chunks(ticket.size)) if not is_whole(slot, ticket, number)]

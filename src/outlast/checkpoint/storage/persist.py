@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outlast.checkpoint.memory.arena import Mark, Slot, Ticket, open_slot
 from outlast.checkpoint.storage import format as disk
-from outlast.checkpoint.storage.format import Part
+from outlast.checkpoint.storage.format import Part, Save
 from outlast.checkpoint.storage.storage import Address, StorageUnreachable, address, storage_of
 
 log = logging.getLogger("outlast")
@@ -44,7 +44,7 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
     step = ticket.save.step
     outcome = Outcome(ticket.mark, step, f"step {step} is not on disk: its memory was given up before it was written")
     with ExitStack() as held:
-        if leased := _lease(paths, ticket.mark, held):
+        if leased := _lease(paths, ticket.save, held):
             outcome, ticket = _persist(leased), leased[0][1]
             for slot, _ in leased:
                 slot.unlock()  # to let go of a large one takes a while
@@ -59,7 +59,7 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
     return outcome
 
 
-def _lease(paths: Iterable[str | Path], mark: Mark, held: ExitStack) -> list[tuple[Slot, Ticket]]:
+def _lease(paths: Iterable[str | Path], save: Save, held: ExitStack) -> list[tuple[Slot, Ticket]]:
     """All of these slots, locked until `held` ends; none if one of them does not hold this save."""
     leased = []
     for path in paths:
@@ -68,8 +68,8 @@ def _lease(paths: Iterable[str | Path], mark: Mark, held: ExitStack) -> list[tup
         except (OSError, ValueError):
             return []
         held.callback(slot.close)  # with it ends the lock
-        found = slot.ticket() if slot.lock(shared=True) else None
-        if found is None or found.mark != mark:
+        found = slot.hold(save)
+        if found is None:
             return []
         leased.append((slot, found))
     return leased

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,19 @@ def test_a_slot_that_holds_another_save_by_now_is_not_written(arena: Arena, tmp_
     slot.begin()
     assert persist([slot.path], ticket(2)).problem == f"step 2 {said}"
     assert not (tmp_path / "ck").exists()
+
+
+def test_a_slot_whose_worker_has_sealed_it_and_not_yet_let_go_of_it_is_written(arena: Arena, tmp_path: Path) -> None:
+    """The keeper may look at any moment: it used to give the save up for good."""
+    sealed = ticket(1, directory=str(tmp_path / "ck"), durable=True)
+    with ThreadPoolExecutor(1) as keeper, arena.take(SIZE, set()) as slot:
+        slot.begin()
+        slot.seal(sealed)
+        outcome = keeper.submit(persist, [slot.path], sealed)
+        with suppress(FutureTimeoutError):
+            outcome.result(0.3)
+        slot.unlock()
+        assert outcome.result(60).path == str(tmp_path / "ck" / "step-00000001")
 
 
 @pytest.mark.parametrize("direct", [True, False])
