@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outlast.checkpoint.memory import arena
 from outlast.checkpoint.memory.arena import Mark, Ticket
+from outlast.checkpoint.storage.format import Save
 from outlast.protocol.snapshots import Held
 
 MOST_HELD = 16  # snapshots that a node tells of, the newest; there are never so many but by somebody's mistake
@@ -32,10 +33,10 @@ def snapshots(directory: Path) -> list[NodeSnapshot]:
 
     Those of one run by their numbers, for the clock may have been set back meanwhile.
     """
-    by_mark: dict[Mark, list[tuple[Path, Ticket]]] = {}
+    by_save: dict[Save, list[tuple[Path, Ticket]]] = {}  # not by mark: ranks that count alike may save other steps
     for path, ticket in arena.tickets(directory):
-        by_mark.setdefault(ticket.mark, []).append((path, ticket))
-    whole = [NodeSnapshot(slots[0][1], tuple(path for path, _ in slots)) for slots in by_mark.values() if _whole(slots)]
+        by_save.setdefault(ticket.save, []).append((path, ticket))
+    whole = [NodeSnapshot(slots[0][1], tuple(path for path, _ in slots)) for slots in by_save.values() if _whole(slots)]
     runs: dict[str, float] = {}
     for each in whole:
         run, saved_at = each.ticket.save.run, each.ticket.saved_at
@@ -49,21 +50,21 @@ def _whole(slots: Sequence[tuple[Path, Ticket]]) -> bool:
 
 def held(directory: Path) -> tuple[Held, ...]:
     """What is told of it to the coordinator: whatever ranks there are of each snapshot."""
-    tickets: dict[Mark, Ticket] = {}
-    ranks: dict[Mark, set[int]] = {}
-    copies: dict[Mark, set[int]] = {}
+    tickets: dict[Save, Ticket] = {}
+    ranks: dict[Save, set[int]] = {}
+    copies: dict[Save, set[int]] = {}
     for into, replicas in ((ranks, False), (copies, True)):
         for _, ticket in arena.tickets(directory, replicas=replicas):
             if 0 <= ticket.save.step <= HIGHEST and max(map(len, (ticket.save.run, ticket.origin))) <= LONGEST:
-                tickets.setdefault(ticket.mark, ticket)
-                into.setdefault(ticket.mark, set()).add(ticket.rank)
+                tickets.setdefault(ticket.save, ticket)
+                into.setdefault(ticket.save, set()).add(ticket.rank)
     newest = sorted(tickets.values(), key=lambda each: each.saved_at, reverse=True)[:MOST_HELD]
     return tuple(
         Held(
             *(each.save.run, each.save.sequence, each.save.step, each.save.generation, each.save.world),
             *(each.origin, each.saved_at),
-            tuple(sorted(ranks.get(each.mark, ()))),
-            tuple(sorted(copies.get(each.mark, set()) - ranks.get(each.mark, set()))),
+            tuple(sorted(ranks.get(each.save, ()))),
+            tuple(sorted(copies.get(each.save, set()) - ranks.get(each.save, set()))),
         )
         for each in newest
     )

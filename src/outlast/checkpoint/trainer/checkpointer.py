@@ -429,11 +429,11 @@ class Checkpointer:
 
     def _snapshots(self) -> dict[Mark, tuple[int, float, str]]:
         """The snapshots that can be had from memory: step, time and origin of each."""
-        by_mark: dict[Mark, dict[int, Ticket]] = {}
+        by_save: dict[Save, dict[int, Ticket]] = {}
         for _, ticket in self._tickets():
-            by_mark.setdefault(ticket.mark, {})[ticket.rank] = ticket
-        whole = {mark: ranks[0] for mark, ranks in by_mark.items() if 0 in ranks and len(ranks) == ranks[0].save.world}
-        found = {mark: (each.save.step, each.saved_at, each.origin) for mark, each in whole.items() if each.origin}
+            by_save.setdefault(ticket.save, {})[ticket.rank] = ticket
+        whole = [ranks[0] for save, ranks in by_save.items() if 0 in ranks and len(ranks) == save.world]
+        found = {each.mark: (each.save.step, each.saved_at, each.origin) for each in whole if each.origin}
         agreed = self._agreed().by_mark().items()
         return found | {mark: (each.step, each.saved_at, each.origin) for mark, each in agreed}
 

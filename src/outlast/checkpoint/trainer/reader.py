@@ -227,6 +227,8 @@ def open_snapshot(places: Mapping[int, Sequence[Callable[[], ShardPlace]]], mark
             tables.append(table)
             if rank == 0:
                 contents, blanks, step = text, blank, shard.ticket.save.step
+            elif shard.ticket.save.step != step:
+                raise Damaged(f"rank 0 has saved step {step} and rank {rank} step {shard.ticket.save.step} as one")
         name = f"the snapshot of step {step}" if step is not None else f"the snapshot {mark[0]}.{mark[1]}"
         yield CheckpointSource(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards, expect)
 
