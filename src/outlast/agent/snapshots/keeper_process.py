@@ -34,7 +34,7 @@ import msgspec
 
 from outlast import log as logs
 from outlast.agent.processes.place import taken
-from outlast.agent.snapshots.memory import NodeSnapshot, shards, snapshots
+from outlast.agent.snapshots.memory import NodeSnapshot, overtaken, shards, snapshots
 from outlast.agent.snapshots.sending import Sending
 from outlast.agent.snapshots.serving import Serving
 from outlast.checkpoint.memory.arena import Mark
@@ -78,6 +78,9 @@ class SnapshotWriter:
 
     def look(self) -> None:
         """Write the newest snapshot that is to be on disk, until there is none that is newer."""
+        for lost in overtaken(self._directory):  # a rank waits for it, if it has no room to go on without
+            if lost.durable and lost.mark not in self._done:
+                self._tell(Outcome(lost.mark, lost.save.step))
         while waiting := [s for s in snapshots(self._directory) if s.ticket.durable and s.mark not in self._done]:
             newest, *older = waiting
             for each in older:  # those of other groups of ranks, which save elsewhere, have their turn

@@ -48,6 +48,25 @@ def _whole(slots: Sequence[tuple[Path, Ticket]]) -> bool:
     return len({ticket.rank for _, ticket in slots}) == slots[0][1].here
 
 
+def overtaken(directory: Path) -> list[Ticket]:
+    """Of the snapshots that some rank of this node has sealed: those that another one has overwritten, so that they
+    will never be whole. One ticket of each.
+    """
+    sealed: dict[Save, dict[str, Ticket]] = {}
+    newest: dict[tuple[str, str], int] = {}  # by worker and run
+    for path, ticket in arena.tickets(directory):
+        worker, save = path.name.partition(".")[0], ticket.save
+        sealed.setdefault(save, {})[worker] = ticket
+        newest[worker, save.run] = max(save.sequence, newest.get((worker, save.run), 0))
+    found = []
+    for save, workers in sealed.items():
+        further = {worker for (worker, run), at in newest.items() if run == save.run and at > save.sequence}
+        first = next(iter(workers.values()))
+        if len(workers) < first.here == len(further | workers.keys()):
+            found.append(first)
+    return found
+
+
 def held(directory: Path) -> tuple[Held, ...]:
     """What is told of it to the coordinator: whatever ranks there are of each snapshot."""
     tickets: dict[Save, Ticket] = {}

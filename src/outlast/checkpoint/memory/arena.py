@@ -278,13 +278,20 @@ class Arena:
         with self._lock:
             return list(self._slots.values())
 
+    def missing(self, size: int, count: int = 2) -> int:
+        """Bytes that have to be had for this many slots. Those that are too small make room."""
+        small = sum(len(each.memory) for each in self._slots.values() if len(each.data) < size)
+        return max(max(count - self._fitting(size), 0) * _slot_size(size) - small, 0)
+
+    def room(self) -> int:
+        """Bytes that can be had."""
+        return _room(self._directory)
+
     def prepare(self, size: int, count: int = 2, more: int = 0) -> None:
         """Make this many slots in the background, so that no save has to wait for their memory; `more`, if that leaves
         room for those of other ranks.
         """
         self._stop_preparing()
-        with self._lock:
-            self._require(size, count - self._fitting(size))
         self._thread = threading.Thread(target=self._make, args=(size, count, more), name="outlast-arena", daemon=True)
         self._thread.start()
 
@@ -293,7 +300,7 @@ class Arena:
         """A slot of at least this size after its head, to be filled. Those that hold one of `keep` are left alone, and
         those of `also` as long as there is room.
 
-        Raises `NoRoom`.
+        Raises `NoRoom` if all that there are hold one of `keep`, and there cannot be another.
         """
         slot = self._take(size, keep, also)
         try:
@@ -319,19 +326,19 @@ class Arena:
                 if len(self._slots[number].data) < size and self._slots[number].lock():
                     self._drop(number)
             unused = [number for number in range(self._most) if number not in self._slots]
+            free = [number for number in free if number in self._slots and len(self._slots[number].data) >= size]
             try:
                 if unused:
                     fitting = self._fitting(size)
-                    # Nobody can do without a second one. More than that leave room for those of other ranks.
-                    self._require(size, 1 if fitting < 2 else 1 + fitting)
+                    # One that cannot be done without. Others leave room for those of other ranks.
+                    self._require(size, 1 if fitting < 2 or not free else 1 + fitting)
                     slot = self._slots[unused[0]] = self._create(unused[0], size)
                     slot.lock()
                     return slot
             except NoRoom:
-                free = [number for number in free if number in self._slots and len(self._slots[number].data) >= size]
                 if not free:
                     raise
-            if (slot := self._first([number for number in free if number in self._slots], size)) is not None:
+            if (slot := self._first(free, size)) is not None:
                 return slot
             # All are in use, or there is no room for one more: wait until one has been written to disk.
             slot = self._slots[free[0]]
@@ -368,7 +375,7 @@ class Arena:
                 slot.populate(self._stop)
 
     def _create(self, number: int, size: int) -> Slot:
-        size = HEAD + -(-size // PAGE) * PAGE
+        size = _slot_size(size)
         if self._directory is None:
             descriptor = os.memfd_create("outlast-arena", os.MFD_CLOEXEC)
             path = f"/proc/self/fd/{descriptor}"
@@ -386,7 +393,7 @@ class Arena:
                 os.unlink(path)  # noqa: PTH108
             os.close(descriptor)
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                raise self._no_room(size, 0) from error
+                raise NoRoom(f"{self._whose()} need {lack_of_room(self._directory, size, self.room())}") from error
             raise
 
     def _drop(self, number: int) -> None:
@@ -397,26 +404,15 @@ class Arena:
 
     def _require(self, size: int, more: int) -> None:
         """See that there is room for so many more slots, before any is made. Those that are too small make room."""
-        needed = (max(more, 0) + self._aside) * (HEAD + size)
-        room = _room(self._directory) + sum(len(each.memory) for each in self._slots.values() if len(each.data) < size)
+        needed = (max(more, 0) + self._aside) * _slot_size(size)
+        room = self.room() + sum(len(each.memory) for each in self._slots.values() if len(each.data) < size)
         if needed > room:
-            raise self._no_room(needed, room)
+            raise NoRoom(f"{self._whose()} need {lack_of_room(self._directory, needed, room)}")
 
-    def _no_room(self, needed: int, room: int) -> NoRoom:
-        where = "memory" if self._directory is None else f"shared memory ({self._directory.parent})"
-        advice = (
-            "free some, or save less"
-            if self._directory is None
-            else "give more (docker run --shm-size=…, Kubernetes: an emptyDir with medium Memory at /dev/shm, "
-            "mount -o remount,size=…), or free some"
-        )
-        whose = (
-            f"replicas of rank {self._number[1:]}"
-            if self._number[0] == "r"
-            else f"snapshots of local rank {self._number}"
-        )
-        need = f"{whose} need {_shown(needed)} of {where}"
-        return NoRoom(errno.ENOSPC, f"{need}, and {_shown(room)} are free: {advice}")
+    def _whose(self) -> str:
+        if self._number[0] == "r":
+            return f"replicas of rank {self._number[1:]}"
+        return f"snapshots of local rank {self._number}"
 
     def _stop_preparing(self) -> None:
         if self._thread is not None:
@@ -424,6 +420,22 @@ class Arena:
             self._thread.join()
             self._stop.clear()
             self._thread = None
+
+
+def _slot_size(size: int) -> int:
+    """Bytes of a slot with so much data."""
+    return HEAD + -(-size // PAGE) * PAGE
+
+
+def lack_of_room(directory: Path | None, needed: int, room: int) -> str:
+    """What is missing, and what to do: "4.0 GiB of shared memory …"."""
+    free = f"and {_shown(room)} are free"
+    if directory is None:
+        return f"{_shown(needed)} of memory, {free}: free some, or save less"
+    return (
+        f"{_shown(needed)} of shared memory ({directory.parent}), {free}: give more (docker run --shm-size=…, "
+        "Kubernetes: an emptyDir with medium Memory at /dev/shm, mount -o remount,size=…), or free some"
+    )
 
 
 def make_private(directory: Path) -> None:

@@ -14,14 +14,30 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from outlast.checkpoint.memory.arena import Mark, Slot, Ticket, make_private
 from outlast.checkpoint.storage.persist import Outcome, persist
 
+LOOK_AGAIN = 1.0  # seconds after which the keeper is asked to look again
+
 log = logging.getLogger("outlast")
+
+
+class Pending(NamedTuple):
+    """Snapshots that are still to be written.
+
+    `must`: not to be overwritten. `may`: a newer one will be written instead, but another rank of this node may wait
+    for its own part to be: not to be overwritten while there is room.
+    """
+
+    must: frozenset[Mark] = frozenset()
+    may: frozenset[Mark] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.must)
 
 
 class Background(Protocol):
@@ -30,8 +46,11 @@ class Background(Protocol):
     def sealed(self, slot: Slot, ticket: Ticket) -> None:
         """There is a new snapshot; it is to be written to disk if its ticket says so."""
 
-    def pending(self) -> set[Mark]:
-        """Which snapshots are still to be written, and must not be overwritten meanwhile."""
+    def pending(self) -> Pending:
+        """Which snapshots are still to be written."""
+
+    def await_news(self) -> None:
+        """Return when there may be fewer of them. To be called only while there are any."""
 
     def wait(self) -> Outcome | None:
         """Await what becomes of the last one that is to be on disk; None if there was none."""
@@ -61,10 +80,18 @@ class WriterThread:
             self._thread.start()
             atexit.register(self.close)
 
-    def pending(self) -> set[Mark]:
+    def pending(self) -> Pending:
         with self._news:
-            waiting = {self._waiting[1].mark} if self._waiting is not None else set()
-            return waiting | ({self._busy} if self._busy is not None else set())
+            return self._pending()
+
+    def await_news(self) -> None:
+        with self._news:
+            before = self._pending()
+            self._news.wait_for(lambda: self._pending() != before)
+
+    def _pending(self) -> Pending:
+        waiting = self._waiting[1].mark if self._waiting is not None else None
+        return Pending(frozenset(mark for mark in (waiting, self._busy) if mark is not None))
 
     def wait(self) -> Outcome | None:
         with self._news:
@@ -110,7 +137,7 @@ class KeeperClient:
         self._ring = ring
         self._always = always  # also for a snapshot that is not to be on disk: it goes to another node
         self._known = False  # to the agent: that there are snapshots at all
-        self._durable: Mark | None = None
+        self._durable: list[Mark] = []  # that nothing was heard of yet; the last is the one that is waited for
         self._outcome: Outcome | None = None
         self._pending = b""
         make_private(directory)
@@ -122,18 +149,24 @@ class KeeperClient:
 
     def sealed(self, slot: Slot, ticket: Ticket) -> None:  # noqa: ARG002
         if ticket.durable:
-            self._durable = ticket.mark
+            self._durable.append(ticket.mark)
         if ticket.durable or self._always or not self._known:
             self._known = True
             self._ring()
 
-    def pending(self) -> set[Mark]:
+    def pending(self) -> Pending:
         self._hear()
-        return {self._durable} if self._durable is not None else set()
+        return Pending(frozenset(self._durable[-1:]), frozenset(self._durable[:-1]))
+
+    def await_news(self) -> None:
+        # Another rank of this node may have overwritten its part of what we wait for, and nobody tells the keeper.
+        if not select.select([self._ear], [], [], LOOK_AGAIN)[0]:
+            self._ring()
+        self._hear()
 
     def wait(self) -> Outcome | None:
         self._hear()
-        while self._durable is not None:
+        while self._durable:
             select.select([self._ear], [], [])
             self._hear()
         return self._outcome
@@ -149,8 +182,9 @@ class KeeperClient:
                 self._pending += chunk
         *lines, self._pending = self._pending.split(b"\n")
         for outcome in (msgspec.json.decode(line, type=Outcome) for line in lines):
-            if outcome.mark == self._durable:
-                self._durable, self._outcome = None, outcome
+            if outcome.mark in self._durable:
+                self._durable = self._durable[self._durable.index(outcome.mark) + 1 :]
+                self._outcome = outcome
 
 
 def tell(directory: Path, outcome: Outcome) -> None:

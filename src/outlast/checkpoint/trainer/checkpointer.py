@@ -9,8 +9,8 @@ import pickle
 import socket
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,19 @@ import torch
 import torch.distributed as dist
 
 from outlast.checkpoint.memory import arena as arenas
-from outlast.checkpoint.memory.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Mark, Slot, Ticket, tickets
+from outlast.checkpoint.memory.arena import (
+    MORE,
+    MOST,
+    PARTNER,
+    VARIABLE,
+    Arena,
+    Mark,
+    NoRoom,
+    Slot,
+    Ticket,
+    lack_of_room,
+    tickets,
+)
 from outlast.checkpoint.memory.shards import AgreedSnapshot, agreed, places
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.directory import leave_marker, sees_marker
@@ -29,7 +41,7 @@ from outlast.checkpoint.trainer.background import Background, KeeperClient, Writ
 from outlast.checkpoint.trainer.collector import paused
 from outlast.checkpoint.trainer.flight import Runway
 from outlast.checkpoint.trainer.interval import Every, Interval
-from outlast.checkpoint.trainer.layout import Furnished, ShardLayout, ShardPlan, make_plan
+from outlast.checkpoint.trainer.layout import Furnished, ShardLayout, ShardPlan, Unsavable, make_plan
 from outlast.checkpoint.trainer.reader import CheckpointSource, load, open_checkpoint, open_snapshot
 from outlast.checkpoint.trainer.state import Sources, flatten
 from outlast.worker.boundary import LastBoundary, boundaries
@@ -275,23 +287,48 @@ class Checkpointer:
 
     def _snapshot(self, plan: ShardPlan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
         if self._layout is None:
-            self._layout = self._lay_out(plan, values)
+            self._layout = self._lay_out_together(plan, values)
         while not self._fill(plan, self._layout, step, values, durable, later):
-            self._layout = self._lay_out(plan, values)  # an object has outgrown its place
+            self._layout = ShardLayout(plan, values)  # an object has outgrown its place
+            self._prepare(self._layout, values)
 
     @paused()
-    def _lay_out(self, plan: ShardPlan, values: list[Any]) -> ShardLayout:
-        layout = ShardLayout(plan, values)
+    def _lay_out_together(self, plan: ShardPlan, values: list[Any]) -> ShardLayout:
+        """The first one after a plan: whatever one rank cannot save, or has no room for, is said on all of them."""
+        layout, problem, missing = None, None, 0
+        try:
+            layout = ShardLayout(plan, values)
+            missing = self._memory().missing(layout.size)
+        except (Unsavable, RuntimeError) as error:
+            problem = error
+        where = str(self._place) if self._place is not None else ""
+        told = self._gather((problem, (socket.gethostname(), where), missing, self._memory_room(problem)))
+        for problem, *_ in told:
+            if problem is not None:
+                raise problem
+        for place in {place for _, place, _, _ in told}:
+            needs = [(needed, room) for _, its, needed, room in told if its == place]
+            needed, room = sum(needed for needed, _ in needs), min(room for _, room in needs)
+            if needed > room:
+                directory = Path(place[1]) if place[1] else None
+                ranks = "a rank" if len(needs) == 1 else f"{len(needs)} ranks"
+                raise NoRoom(f"snapshots of {ranks} on {place[0]} need {lack_of_room(directory, needed, room)}")
+        assert layout is not None
+        self._prepare(layout, values)
+        return layout
+
+    def _memory_room(self, problem: Exception | None) -> int:
+        return self._memory().room() if problem is None else 0
+
+    def _prepare(self, layout: ShardLayout, values: list[Any]) -> None:
         flies = self._runway is not None and any(isinstance(each, torch.Tensor) and each.is_cuda for each in values)
         self._memory().prepare(layout.size, more=FORMER if flies else 0)
-        return layout
 
     def _fill(
         self, plan: ShardPlan, layout: ShardLayout, step: int, values: list[Any], durable: bool, later: frozenset[int]
     ) -> bool:
-        keep = self._writer().pending() | ({self._newest} if self._newest is not None else set())
         with ExitStack() as taken:
-            slot = taken.enter_context(self._memory().take(layout.size, keep, [*self._copied, *self._former]))
+            slot = taken.enter_context(self._take(layout.size))
             if not later and torch.cuda.is_initialized():
                 # The host is ahead of the GPU, and of other ranks: when the step is done, all have the one before.
                 torch.cuda.synchronize()
@@ -306,6 +343,25 @@ class Checkpointer:
             else:
                 self._seal(slot, ticket, taken.pop_all())
         return True
+
+    @contextmanager
+    def _take(self, size: int) -> Iterator[Slot]:
+        """A slot to fill. If there is no room for one more, waits until the disk has what is in one of them."""
+        writer = self._writer()
+        with ExitStack() as taken:
+            while True:
+                pending = writer.pending()
+                keep = pending.must | ({self._newest} if self._newest is not None else set())
+                also = {*self._copied, *self._former, *pending.may}
+                try:
+                    slot = taken.enter_context(self._memory().take(size, keep, also))
+                except NoRoom:
+                    if not pending:
+                        raise
+                    writer.await_news()
+                else:
+                    break
+            yield slot
 
     def _seal(self, slot: Slot, ticket: Ticket, taken: ExitStack) -> None:
         with taken:

@@ -150,17 +150,34 @@ def test_memory_is_made_beforehand(directory: Path | None) -> None:
     arena.close()
 
 
-def test_too_little_memory_is_one_line_with_the_size_before_anything_is_made(
+def test_what_is_missing_for_two_slots_is_known_before_any_is_made(directory: Path | None) -> None:
+    arena = Arena(directory, 3)
+    assert arena.missing(SIZE) == 2 * (HEAD + SIZE)
+    assert directory is None or not directory.exists()
+    fill(arena, 1, None)
+    assert arena.missing(SIZE) == HEAD + SIZE
+    assert arena.missing(2 * SIZE) == 2 * (HEAD + 2 * SIZE) - (HEAD + SIZE)  # the one that is too small makes room
+    fill(arena, 2, mark(1))
+    assert arena.missing(SIZE) == 0
+    arena.close()
+
+
+def test_a_third_slot_is_made_of_the_last_room_where_the_others_cannot_be_overwritten(
     directory: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arenas, "_room", lambda _: 64 << 20)
-    arena = Arena(directory, 3)
-    with pytest.raises(
-        NoRoom, match=r"snapshots of local rank 3 need 2.0 GiB of .*memory.*, and 64 MiB are free: "
-    ) as caught:
-        arena.prepare(1 << 30)
-    assert "\n" not in str(caught.value)
-    assert directory is None or not directory.exists()
+    """It used to ask for room for the other ranks as well, and fail."""
+    arena = Arena(directory, 0)
+    fill(arena, 1, None)
+    fill(arena, 2, mark(1))
+    monkeypatch.setattr(arenas, "_room", lambda _: HEAD + SIZE)
+    with arena.take(SIZE, {mark(1), mark(2)}):
+        assert len(arena.slots()) == 3
+    monkeypatch.setattr(arenas, "_room", lambda _: 0)
+    arena.slots()[2].begin()
+    arena.slots()[2].seal(ticket(3))
+    with pytest.raises(NoRoom, match=r"snapshots of local rank 0 need 1 MiB of .*memory.*, and 0 MiB are free: ") as no:
+        arena._take(SIZE, {mark(1), mark(2), mark(3)}, ())
+    assert "\n" not in str(no.value)
     arena.close()
 
 
@@ -177,7 +194,7 @@ def test_a_save_that_comes_before_the_second_slot_was_prepared_needs_room_for_th
 
 def test_a_full_file_system_is_one_line_never_a_bus_error(small: Path) -> None:
     arena = Arena(small / "arena", 0)
-    with pytest.raises(NoRoom, match=r"snapshots of local rank 0 need 8 MiB of shared memory"):
+    with pytest.raises(NoRoom, match=r"snapshots of local rank 0 need 8 MiB of shared memory .*, and 4 MiB are free"):
         arena._create(0, 8 << 20)
     assert list((small / "arena").iterdir()) == []
     arena.close()
