@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 import tempfile
-from contextlib import suppress
+import time
 from pathlib import Path
 
 import msgspec
 
 from outlast.launch import Endpoint
+from outlast.system import private
 
 
 def make() -> str:
@@ -46,11 +46,7 @@ class Record(msgspec.Struct, frozen=True):
 def leave(record: Record) -> Path:
     """Put it where other processes of this user on this machine find it. Its coordinator removes the file."""
     path = _directory() / f"{_here()}-{record.endpoint.port}.job"
-    draft = path.with_suffix(f".{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(record))
-    draft.rename(path)
+    private.write(path, msgspec.json.encode(record))
     return path
 
 
@@ -70,7 +66,7 @@ def records() -> list[Record]:
     found = []
     for path in sorted(_directory().glob(f"{_here()}-*.job")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Record))
+            found.append(msgspec.json.decode(private.read(path), type=Record))
         except (FileNotFoundError, msgspec.DecodeError):
             continue  # its job has just ended, or its disk was full
     return found
@@ -82,12 +78,32 @@ def _here() -> int:
 
 
 def _directory() -> Path:
-    path = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(
-            f"{path} is not a private directory of yours: remove it, set TMPDIR, or set OUTLAST_TOKEN on every node"
-        )
-    return path
+    """Where this user's processes on this machine leave files for each other."""
+    plain = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
+    try:
+        private.make_directory(plain)
+    except PermissionError as error:
+        return _another(plain, error)
+    return plain
+
+
+def _another(plain: Path, reason: PermissionError) -> Path:
+    """The name is taken, perhaps by another user who wants to keep this one from starting jobs: have another name.
+
+    The one that was made first counts, so that all processes of this user find the same.
+    """
+    made = plain.with_name(f"{plain.name}-{time.time_ns():020d}-{secrets.token_hex(8)}")
+    if not (ours := _beside(plain)):
+        try:
+            private.make_directory(made)
+        except OSError as error:
+            raise PermissionError(
+                f"{plain} {reason.strerror}; and no other can be made beside it ({error.strerror}): "
+                "set TMPDIR to a directory of yours"
+            ) from error
+        ours = _beside(plain)
+    return ours[0]
+
+
+def _beside(plain: Path) -> list[Path]:
+    return [path for path in sorted(plain.parent.glob(f"{plain.name}-*")) if private.is_directory(path)]

@@ -22,7 +22,7 @@ ALLOWED = {
     "board": set(),
     "diagnosis": {"board"},
     "protocol": {"diagnosis"},
-    "transport": {"launch", "protocol"},
+    "transport": {"launch", "protocol", "system"},
     "core": {"protocol", "settings", "diagnosis", "board"},
     "errors": {"protocol"},
     "signatures": {"diagnosis"},

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from outlast.system import clock
+from outlast.system import clock, private
 from outlast.transport import token
 
 log = logging.getLogger("agent")
@@ -113,7 +113,7 @@ def _not_held(name: str, error: OSError) -> Place:
 
 
 def _open() -> int:
-    return os.open(token._directory() / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return private.open_file(token._directory() / FILE, os.O_RDWR | os.O_CREAT)
 
 
 def _ground(descriptor: int) -> list[str]:

@@ -26,12 +26,12 @@ from outlast.agent.snapshots import keeper_process, memory
 from outlast.agent.snapshots.keeper_process import COMPLETE, ENDED, LOOK, NETWORK, OVER, PARTNER, Complete, Network
 from outlast.checkpoint.memory import arena as arenas
 from outlast.checkpoint.memory import shards
-from outlast.checkpoint.memory.arena import make_private
 from outlast.checkpoint.memory.channel import key_of
 from outlast.checkpoint.memory.shards import AgreedSnapshot
 from outlast.checkpoint.storage.persist import Outcome
 from outlast.checkpoint.trainer.background import tell
 from outlast.protocol.snapshots import Held, Keeping, Snapshot
+from outlast.system import private
 from outlast.system.pidfd import pidfd_open
 from outlast.transport.commission import Tls
 
@@ -43,11 +43,21 @@ ATTEMPTS = 3  # in a row with such a brief life
 
 
 def arena_of(place: Place) -> Path:
-    """Where the snapshots of this place lie. The same for all agents that have it one after the other.
+    """Where the snapshots of this place are: what the agent before this one has left, else a new name.
+
+    The name cannot be guessed, so nobody can make the directory first. What another user has made is never ours.
 
     Nothing is made here: a job that takes no snapshots leaves no trace, even if its agent is killed.
     """
-    return SHARED_MEMORY / f"outlast-{os.getuid()}-{place.key[:16] or secrets.token_hex(8)}"
+    prefix = f"outlast-{os.getuid()}-{place.key[:16] or secrets.token_hex(8)}-"
+    left = [each for each in SHARED_MEMORY.glob(prefix + "[0-9a-f]" * 16) if private.is_directory(each)]
+    return max(left, key=_changed, default=SHARED_MEMORY / f"{prefix}{secrets.token_hex(8)}")
+
+
+def _changed(path: Path) -> float:
+    with suppress(FileNotFoundError):  # the keeper before this one has just removed it
+        return path.lstat().st_mtime
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -151,20 +161,13 @@ class Keeper:
 
     def set_stride(self, stride: int) -> None:
         """Only one in so many snapshots is copied from now on: told to the workers, who keep those, and the keeper."""
-        if self.arena.exists() and stride != arenas.stride(self.arena):
+        if private.is_directory(self.arena) and stride != arenas.stride(self.arena):
             with suppress(OSError):
-                self._leave(arenas.STRIDE_FILE, b"%d" % stride)
+                private.write(self.arena / arenas.STRIDE_FILE, b"%d" % stride)
 
     def _hand_out(self, agreed: AgreedSnapshot) -> None:
-        make_private(self.arena)
-        self._leave(shards.FILE, msgspec.json.encode(agreed))
-
-    def _leave(self, name: str, text: bytes) -> None:
-        """Leave a file in the arena, for whoever looks."""
-        draft = self.arena / f"{name}.{os.getpid()}"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(text)
-        draft.rename(self.arena / name)
+        private.make_directory(self.arena)
+        private.write(self.arena / shards.FILE, msgspec.json.encode(agreed))
 
     def _complete(self, snapshot: Snapshot, me: tuple[str, int]) -> None:
         """If a node is lost, what all go on from is written to disk: its shards by the first who has a copy of each."""
@@ -180,12 +183,12 @@ class Keeper:
 
     def look(self) -> None:
         """Snapshots may be there that are to be on disk."""
-        if self.arena.exists():
+        if private.is_directory(self.arena):
             self._tell(LOOK)
 
     def ended(self) -> None:
         """The workers have ended before their work was done: what is in memory only should be on disk as well."""
-        if self._process is not None or self.arena.exists():
+        if self._process is not None or private.is_directory(self.arena):
             self._tell(ENDED)
 
     async def close(self, hurry: asyncio.Future[None] | None = None) -> None:

@@ -43,6 +43,7 @@ from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.persist import Outcome, persist
 from outlast.checkpoint.storage.storage import address
 from outlast.checkpoint.trainer.background import tell
+from outlast.system import private
 from outlast.transport import certificate
 from outlast.transport.commission import Tls
 
@@ -117,12 +118,9 @@ class SnapshotWriter:
 
     def _persist(self, snapshot: NodeSnapshot) -> None:
         # One keeper at a time: that of an agent that has died may be at it, and two must not write the same file.
-        turn = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with private.opened(self._directory) as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             persist(snapshot.paths, snapshot.ticket, self._tell)
-        finally:
-            os.close(turn)
 
     def _tell(self, outcome: Outcome) -> None:
         self._done.add(outcome.mark)
@@ -198,11 +196,8 @@ def linger(directory: Path, key: str, seconds: float) -> None:
 
     The next one's keeper rings at the door. An agent that takes no snapshots has none, so the place is looked at, too.
     """
-    door = directory / DOOR
     with suppress(OSError):
-        door.unlink(missing_ok=True)
-        os.mkfifo(door, 0o600)
-        opened = os.open(door, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = private.make_fifo(directory / DOOR)
         told, tell_us = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(tell_us)
@@ -217,7 +212,7 @@ def linger(directory: Path, key: str, seconds: float) -> None:
 def relieve(directory: Path) -> None:
     """Let the keeper of an agent that has died go, if it is still there."""
     with suppress(OSError):
-        door = os.open(directory / DOOR, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        door = private.open_file(directory / DOOR, os.O_WRONLY, fifo=True)
         try:
             os.write(door, b"!")
         finally:
@@ -228,7 +223,8 @@ def remove(directory: Path) -> None:
     """Remove an arena: first its name, so that nobody who comes now finds half of it."""
     gone = directory.with_name(f"{directory.name}.{os.getpid()}")
     try:
-        directory.rename(gone)
+        with private.opened(directory):
+            directory.rename(gone)
         shutil.rmtree(gone)
     except FileNotFoundError:
         pass
@@ -243,7 +239,7 @@ def main(directory: Path, key: str, seconds: float, level: str) -> None:
     relieve(directory)
     with suppress(OSError):
         # Whoever asks who uses it finds us, until we end, however we end.
-        fcntl.flock(os.open(directory / KEPT, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH)
+        fcntl.flock(private.open_file(directory / KEPT, os.O_RDONLY | os.O_CREAT), fcntl.LOCK_SH)
     keeper = SnapshotWriter(directory)
     words = Ear(directory, sys.stdin.fileno())
     keeper.look()

@@ -17,6 +17,7 @@ from pathlib import Path
 from outlast.agent.processes.place import taken
 from outlast.agent.snapshots.keeper_process import KEPT, remove
 from outlast.checkpoint.storage.directory import touched
+from outlast.system import private
 
 log = logging.getLogger("agent")
 
@@ -29,9 +30,11 @@ def sweep(own: Path, age: float = AGE) -> list[Path]:
     sweep(arena_of(place))
     """
     gone = []
-    ours = re.compile(rf"outlast-{os.getuid()}-([0-9a-f]{{16}})(\.\d+)*")  # with a number: half removed
+    ours = re.compile(rf"outlast-{os.getuid()}-([0-9a-f]{{16}})-[0-9a-f]{{16}}(\.\d+)*")  # with a number: half removed
     found = [(path, match) for path in sorted(own.parent.iterdir()) if (match := ours.fullmatch(path.name))]
     for path, match in found:
+        if not private.is_directory(path):
+            continue  # another user's
         if path != own and _untouched_for(path) >= age and not _is_used(path, match[1]):
             log.info("removing %s, which a job that was killed has left in shared memory", path)
             remove(path)
@@ -53,7 +56,7 @@ def _is_used(path: Path, key: str) -> bool:
 
 def _is_kept(path: Path) -> bool:
     try:
-        descriptor = os.open(path / KEPT, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = private.open_file(path / KEPT, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:

@@ -39,6 +39,7 @@ from outlast.checkpoint.memory.channel import (
     welcome,
 )
 from outlast.checkpoint.storage.format import CHUNK
+from outlast.system import private
 from outlast.transport.wire import WireError
 
 log = logging.getLogger("keeper")
@@ -202,7 +203,7 @@ class Copies:
         if any(each.mark == ticket.mark for each in there):
             channel.send(CopyDone())
             return
-        arena.make_private(self._directory)
+        private.make_directory(self._directory)
         size = ticket.size + DIGEST * chunks(ticket.size)
         with copies.take(size, {newest.mark} if newest is not None else set()) as slot:
             channel.send(Go())

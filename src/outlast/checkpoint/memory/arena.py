@@ -27,7 +27,6 @@ import fcntl
 import mmap
 import os
 import re
-import stat
 import threading
 import time
 import weakref
@@ -39,6 +38,7 @@ import msgspec
 import xxhash
 
 from outlast.checkpoint.storage.format import CHUNK, Save
+from outlast.system import private
 
 VARIABLE = "OUTLAST_ARENA"
 STRIDE_FILE = "stride"  # a file in the arena: one in so many snapshots is copied to another node
@@ -380,17 +380,15 @@ class Arena:
             descriptor = os.memfd_create("outlast-arena", os.MFD_CLOEXEC)
             path = f"/proc/self/fd/{descriptor}"
         else:
-            make_private(self._directory)
+            private.make_directory(self._directory)
             path = str(self._directory / f"{self._number}.{number}")
-            with suppress(FileNotFoundError):
-                os.unlink(path)  # noqa: PTH108  (a string: it may be of /proc)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = private.create(Path(path))
         try:
             os.posix_fallocate(descriptor, 0, size)
             return Slot(path, descriptor)
         except OSError as error:
             if self._directory is not None:
-                os.unlink(path)  # noqa: PTH108
+                os.unlink(path)  # noqa: PTH108  (a string: it may be of /proc)
             os.close(descriptor)
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise NoRoom(f"{self._whose()} need {lack_of_room(self._directory, size, self.room())}") from error
@@ -438,32 +436,22 @@ def lack_of_room(directory: Path | None, needed: int, room: int) -> str:
     )
 
 
-def make_private(directory: Path) -> None:
-    """Make an arena's directory, if it is not there. Raises PermissionError if it is somebody else's."""
-    with suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, "is not a private directory of yours: remove it", str(directory))
-
-
 def first_use(directory: Path, generation: int) -> tuple[float, int]:
     """When an arena was first used, and in which generation: now and in this one, if it was not."""
-    path, draft = directory / "since", directory / f"since.{os.getpid()}"
+    path = directory / "since"
     with suppress(OSError, ValueError):
         if not path.exists():
-            draft.write_text(f"{time.time()} {generation}")
-            with suppress(FileExistsError):
-                path.hardlink_to(draft)
-            draft.unlink()
-        since, first = path.read_text().split()
+            private.write(path, f"{time.time()} {generation}".encode(), replace=False)
+        since, first = private.read(path).split()
         return float(since), int(first)
     return time.time(), generation
 
 
 def open_slot(path: str | Path, *, writable: bool = False) -> Slot:
     """A slot that another made. Raises OSError, or ValueError for something else that lies there."""
-    descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    anonymous = str(path).startswith("/proc/self/fd/")
+    descriptor = os.open(path, flags | os.O_CLOEXEC) if anonymous else private.open_file(Path(path), flags)
     try:
         return Slot(str(path), descriptor, writable=writable)
     except BaseException:
@@ -492,13 +480,9 @@ def replica_files(directory: Path) -> list[Path]:
 
 
 def _files(directory: Path, name: str | None = None, *, replicas: bool = False) -> list[tuple[Path, int]]:
-    try:
-        entries = sorted(directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # nothing of ours: see `make_private`
-        return []
     pattern = _REPLICA if replicas or (name or "").startswith("r") else _NAME
-    matches = [(entry, pattern.fullmatch(entry.name)) for entry in entries]
-    return [(entry, int(match[2])) for entry, match in matches if match and name in (None, match[1])]
+    matches = [(entry, pattern.fullmatch(entry)) for entry in private.names(directory)]
+    return [(directory / entry, int(match[2])) for entry, match in matches if match and name in (None, match[1])]
 
 
 def _hash(body: bytes) -> int:
@@ -508,7 +492,7 @@ def _hash(body: bytes) -> int:
 def stride(directory: Path) -> int:
     """One in how many snapshots is copied to another node."""
     with suppress(OSError, ValueError):
-        return max(1, int((directory / STRIDE_FILE).read_bytes()))
+        return max(1, int(private.read(directory / STRIDE_FILE)))
     return 1
 
 

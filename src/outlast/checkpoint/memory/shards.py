@@ -32,6 +32,7 @@ from outlast.checkpoint.memory.channel import (
 )
 from outlast.checkpoint.storage.format import CHUNK, Damaged
 from outlast.protocol.snapshots import Snapshot
+from outlast.system import private
 from outlast.transport.wire import WireError
 
 log = logging.getLogger("outlast")
@@ -58,7 +59,7 @@ class AgreedSnapshot(msgspec.Struct, frozen=True):
 def agreed(directory: Path, generation: int) -> AgreedSnapshot:
     """What the agent has left there for this generation."""
     with suppress(OSError, msgspec.DecodeError):
-        found = msgspec.json.decode((directory / FILE).read_bytes(), type=AgreedSnapshot)
+        found = msgspec.json.decode(private.read(directory / FILE), type=AgreedSnapshot)
         if found.generation == generation:
             return found
     return AgreedSnapshot(generation)

@@ -18,8 +18,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from outlast.checkpoint.memory.arena import Mark, Slot, Ticket, make_private
+from outlast.checkpoint.memory.arena import Mark, Slot, Ticket
 from outlast.checkpoint.storage.persist import Outcome, persist
+from outlast.system import private
 
 LOOK_AGAIN = 1.0  # seconds after which the keeper is asked to look again
 
@@ -140,12 +141,9 @@ class KeeperClient:
         self._durable: list[Mark] = []  # that nothing was heard of yet; the last is the one that is waited for
         self._outcome: Outcome | None = None
         self._pending = b""
-        make_private(directory)
+        private.make_directory(directory)
         self._path = directory / f"{number}.told"
-        with suppress(FileNotFoundError):
-            self._path.unlink()  # of an earlier life
-        os.mkfifo(self._path, 0o600)
-        self._ear = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # both ends: it never ends
+        self._ear = private.make_fifo(self._path)  # both ends: it never ends
 
     def sealed(self, slot: Slot, ticket: Ticket) -> None:  # noqa: ARG002
         if ticket.durable:
@@ -190,9 +188,11 @@ class KeeperClient:
 def tell(directory: Path, outcome: Outcome) -> None:
     """Of a keeper: let the workers of the node know. Who does not listen is gone."""
     line = msgspec.json.encode(outcome) + b"\n"
-    for path in directory.glob("*.told"):
+    for name in private.names(directory):
+        if not name.endswith(".told"):
+            continue
         with suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = private.open_file(directory / name, os.O_WRONLY, fifo=True)
             try:
                 os.write(descriptor, line)
             finally:

@@ -142,11 +142,12 @@ def test_without_a_directory_the_name_is_as_it_was_and_not_held(
         place.close()
 
 
-def test_a_directory_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None:
+def test_a_directory_that_others_can_write_to_is_not_trusted(places: ExitStack, tmp_path: Path) -> None:
     open_to_all = tmp_path / f"outlast-{os.getuid()}"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    assert not hold("job", "host", given=False).held
+    assert take(places, "host").held
+    assert list(open_to_all.iterdir()) == []
 
 
 def test_agents_that_cannot_see_each_other_have_the_same_name_but_not_the_same_place(
