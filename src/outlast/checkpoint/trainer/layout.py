@@ -9,6 +9,7 @@ regions with some room to grow.
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import io
 import pickle
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import _DistWrapper, find_state_dict_object
 from torch.distributed.tensor import DTensor
@@ -206,12 +207,24 @@ def _contents(plans: Sequence[SavePlan], metadata: Metadata) -> tuple[bytes, byt
     metadata.storage_data = storage
     metadata.storage_meta = StorageMeta()
     metadata.version = CURRENT_DCP_VERSION
-    text = pickle.dumps(metadata, protocol=2)
+    text = _dumps(metadata)
     positions, at = [], -1
     for number in range(count):
         at = text.index(b"\x8a\x08" + _BLANK.pack(tag + number), at + 1)
         positions.append(_BLANK.pack(at + 2))
     return text, b"".join(positions)
+
+
+def _dumps(metadata: Metadata) -> bytes:
+    """The same bytes on every Python: 3.11.0 to 3.11.3 pickle an Enum through `getattr`, others by its value."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol=2)
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        _MEM_FORMAT_ENCODING: lambda member: (_MEM_FORMAT_ENCODING, (member.value,)),
+    }
+    pickler.dump(metadata)
+    return stream.getvalue()
 
 
 def _local(flat: Flat, item: WriteItem) -> Any:

@@ -22,7 +22,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.utils import _DistWrapper
 
@@ -34,7 +39,15 @@ from outlast.checkpoint.storage.storage import Address, storage_of
 from outlast.checkpoint.trainer.layout import LARGE, template
 from outlast.checkpoint.trainer.state import Targets
 
-_CLASSES = {
+
+def _member(kind: Any, name: Any) -> Any:
+    """What takes the place of `getattr`, for one Enum."""
+    if kind is metadata._MEM_FORMAT_ENCODING and name in kind.__members__:
+        return kind[name]
+    raise Damaged(f"it asks for {name!r} of {kind!r}, which no metadata of DCP needs")
+
+
+_CLASSES: dict[tuple[str, str], Any] = {
     (metadata.__name__, name): getattr(metadata, name)
     for name in (
         "BytesStorageMetadata",
@@ -53,6 +66,9 @@ _CLASSES = {
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("pathlib", "PosixPath"): pathlib.PurePosixPath,
     ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,
+    # As Python 3.11.0 to 3.11.3 pickle an Enum.
+    ("builtins", "getattr"): _member,
+    ("__builtin__", "getattr"): _member,
 }
 
 
@@ -74,9 +90,44 @@ def parse(data: bytes | memoryview, name: str) -> Metadata:
         raise Damaged(f"{name} is refused: {damaged}") from None
     except Exception as error:  # a damaged pickle may raise anything
         raise Damaged(f"{name} is damaged ({type(error).__name__}: {error})") from error
-    if not isinstance(parsed, Metadata) or not isinstance(parsed.state_dict_metadata, dict):
+    if not _is_metadata(parsed):
         raise Damaged(f"{name} is damaged: it holds no metadata")
     return parsed
+
+
+def _is_metadata(parsed: Any) -> bool:
+    """Whether all that is used of it later is there. An unpickler makes objects without their fields, if told so."""
+    try:
+        return (
+            isinstance(parsed, Metadata)
+            and all(isinstance(path, tuple) for path in (parsed.planner_data or {}).values())
+            and all(isinstance(name, str) and _is_entry(each) for name, each in parsed.state_dict_metadata.items())
+            and all(_is_placed(index, info) for index, info in (parsed.storage_data or {}).items())
+        )
+    except (AttributeError, TypeError):
+        return False
+
+
+def _is_entry(entry: Any) -> bool:
+    if isinstance(entry, BytesStorageMetadata):
+        return True
+    return (
+        isinstance(entry, TensorStorageMetadata)
+        and isinstance(entry.properties.dtype, torch.dtype)
+        and isinstance(entry.size, torch.Size)
+        and all(isinstance(each, torch.Size) for chunk in entry.chunks for each in (chunk.offsets, chunk.sizes))
+    )
+
+
+def _is_placed(index: Any, info: Any) -> bool:
+    return (
+        isinstance(index, MetadataIndex)
+        and isinstance(index.fqn, str)
+        and isinstance(info, filesystem._StorageInfo)
+        and isinstance(info.relative_path, str)
+        and isinstance(info.offset, int)
+        and isinstance(info.length, int)
+    )
 
 
 class Bytes(Protocol):

@@ -12,6 +12,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import outlast
@@ -32,7 +35,7 @@ from outlast.checkpoint.trainer import checkpointer as checkpointers
 from outlast.checkpoint.trainer import state as states
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.checkpoint.trainer.layout import Unsavable, template
-from outlast.checkpoint.trainer.reader import parse
+from outlast.checkpoint.trainer.reader import load, open_checkpoint, parse
 from outlast.checkpoint.trainer.state import flatten, nest
 from outlast.cli import checkpoints
 from outlast.worker.session import Session
@@ -433,6 +436,47 @@ def test_a_malicious_metadata_runs_nothing(checkpointer: Callable[..., Checkpoin
         with pytest.raises(Damaged, match="is damaged"):
             parse(text, "x")
     assert not (tmp_path / "evil").exists()
+
+
+def test_an_enum_that_python_3_11_2_pickled_is_read_and_we_write_none_so(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, _: (getattr, (self.__class__, self._name_)), raising=False
+    )
+    saved(checkpointer, 1)
+    (path,) = (tmp_path / "ck").glob("step-*")
+    assert b"getattr" not in (path / ".metadata").read_bytes()
+    save_with_dcp({"x": torch.full((3,), 7.0)}, tmp_path / "theirs")
+    assert b"getattr" in (tmp_path / "theirs" / ".metadata").read_bytes()
+    state = {"x": torch.zeros(3)}
+    checkpointer().restore(state, source=tmp_path / "theirs")
+    assert state["x"].tolist() == [7.0] * 3
+
+
+@pytest.mark.parametrize("asked", [(os, "system"), (_MEM_FORMAT_ENCODING, "__class__"), (_MEM_FORMAT_ENCODING, "mro")])
+def test_no_other_attribute_is_read_for_a_metadata(asked: tuple[Any, str]) -> None:
+    kind = b"c" + f"{metadata.__name__}\n_MEM_FORMAT_ENCODING\n".encode() if asked[0] is not os else b"cos\nsystem\n"
+    text = b"c__builtin__\ngetattr\n(" + kind + f"S'{asked[1]}'\ntR.".encode()
+    with pytest.raises(Damaged, match="is refused: it asks for"):
+        parse(text, "x")
+
+
+def test_metadata_that_was_changed_anywhere_is_damaged_and_nothing_else(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    saved(checkpointer, 1)
+    (path,) = (tmp_path / "ck").glob("step-*")
+    (path / disk.MANIFEST).unlink()  # or the change would be found by its hash
+    text = (path / ".metadata").read_bytes()
+    chance = random.Random(0)
+    for _ in range(2000):
+        changed = bytearray(text)
+        for _ in range(chance.randint(1, 4)):
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        (path / ".metadata").write_bytes(changed)
+        with suppress(Damaged, ValueError), open_checkpoint(path) as source:
+            load(source, {"x": torch.zeros(100)})
 
 
 def test_a_malicious_object_is_not_unpickled(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
