@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from hosts import Host
 from membership.job import PORT, QUICK, STEADY, ElasticJob, Node, assert_empty
-from processes import await_exit
+from processes import await_exit, python
 
 Hosts = Callable[[int], list[Host]]
 
@@ -105,6 +107,32 @@ def test_the_coordinators_hosts_may_be_lost_one_after_the_other(hosts: Hosts, tm
         assert third.generation > second.generation
         assert third.restarts == 0
         job.succeeds(*rest)
+
+
+@pytest.mark.parametrize("other", ["another token", "another job", "another program"])
+def test_whoever_answers_where_the_coordinator_was_is_no_end_of_the_job(
+    hosts: Hosts, tmp_path: Path, other: str
+) -> None:
+    """On the port of a host that was lost and has come back, while the others look for a new coordinator."""
+    with ElasticJob(hosts(4), tmp_path, "--nnodes=1:4", *QUICK) as job:
+        a, *nodes = job.start_all()
+        job.line_up(a, *nodes)
+        a.host.kill()
+        job.line_up(*nodes)
+        if other == "another program":
+            banner = "nc = socket.create_server(('', 29400))\nwhile True: nc.accept()[0].sendall(b'SSH-2.0-x\\r\\n')"
+            a.host.start([python(), "-c", f"import socket\nprint('up', flush=True)\n{banner}"]).wait_for("up")
+        else:
+            env = {"OUTLAST_TOKEN": "the token of another job"} if other == "another token" else {}
+            foreign = job.start(a.host, "--rdzv-id=another", "--nnodes=2", env=env).agent
+            foreign.wait_for("joined the job")
+        time.sleep(5)  # as above: until a quorum of the first generation knows of the second
+        host = next(node for node in nodes if _hosts(node))
+        host.host.kill()
+        rest = [node for node in nodes if node is not host]
+        assert job.line_up(*rest).restarts == 0
+        job.succeeds(*rest)
+        a.host.kill()
 
 
 def test_a_coordinator_in_the_minority_stops_and_is_replaced_and_there_is_one_history(

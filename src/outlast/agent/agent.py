@@ -166,6 +166,7 @@ class Agent:
             connected=self._connected,
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
+            is_ours=self._node.is_ours,
         )
         self._desk = WorkerRequests(self._link.send)
 
@@ -268,6 +269,7 @@ class Agent:
     def _received(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
+            self.seat.keep_token()
             log.log(self._level, "joined the job as node %s", self._name)
             if self._zygote is not None and (self._settings.network_check or self._launch.check_only):
                 self._zygote.wake()  # not before: a coordinator that starts here is waited for, and needs the CPU

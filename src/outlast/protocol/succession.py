@@ -80,3 +80,4 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
 
     term: Term
     acting: bool
+    job: Name = ""

@@ -42,8 +42,13 @@ class NoToken(Exception):
     """This user has no token for the coordinator."""
 
 
+class OtherJob(Exception):
+    """The coordinator is another job's."""
+
+
 UNREADABLE = (msgspec.DecodeError, RecursionError)  # what another version may say
 FAILED = (OSError, NoToken, WireError, asyncio.TimeoutError, *UNREADABLE)  # to connect
+NOT_OURS = (WrongToken, NotOutlast, NoToken, OtherJob, *UNREADABLE)  # somebody answers, and will not become ours
 
 
 class Connection(asyncio.Protocol):
@@ -54,6 +59,7 @@ class Connection(asyncio.Protocol):
         self.ready: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[Exception | None] = loop.create_future()
         self.address = ""
+        self.endpoint: Endpoint | None = None
         self.standing = Standing(Term(), False)
         self._token = token
         self._receive = receive
@@ -133,6 +139,7 @@ class Link:
         connected: Callable[[Standing], None],
         received: Callable[[FromCoordinator], None],
         disconnected: Callable[[], None],
+        is_ours: Callable[[Standing], bool] = lambda _: True,
     ) -> None:
         self.address = ""
         self._places = places
@@ -144,6 +151,8 @@ class Link:
         self._connected = connected
         self._received = received
         self._disconnected = disconnected
+        self._is_ours = is_ours
+        self._met = False  # whether this node has ever been connected to its coordinator
         self._connection: Connection | None = None
 
     async def run(self) -> None:
@@ -159,13 +168,14 @@ class Link:
                 )
             places, tried = self._places(), self._token()
             reached, failed = await knock(places, tried, self._tls, self._receive, limit=max(1.0, 4 * wait))
+            self._turn_away_others(reached, failed)
             connection = self._pick(reached)
             if connection is None:
                 told = self._despair(reached, failed, tried, loop.time() - last, told)
                 await asyncio.sleep(wait * random.uniform(0.5, 1.0))
                 wait = min(2 * wait, LONGEST_WAIT)
                 continue
-            wait, told = FIRST_WAIT, False
+            wait, told, self._met = FIRST_WAIT, False, True
             self._connection, self.address = connection, connection.address
             before = self._obeyed()
             self._connected(connection.standing)
@@ -178,6 +188,13 @@ class Link:
             self._disconnected()
             if silent:
                 await asyncio.sleep(FIRST_WAIT * random.uniform(0.5, 1.0))  # one that turns us away is not stormed
+
+    def _turn_away_others(self, reached: list[Connection], failed: dict[Endpoint, Exception]) -> None:
+        for connection in [each for each in reached if not self._is_ours(each.standing)]:
+            reached.remove(connection)
+            connection.close()
+            assert connection.endpoint is not None
+            failed[connection.endpoint] = OtherJob(f"it serves job {connection.standing.job!r}")
 
     def _pick(self, reached: Sequence[Connection]) -> Connection | None:
         index = self._choose([connection.standing for connection in reached])
@@ -197,16 +214,17 @@ class Link:
         """Raise `CoordinatorUnreachable` if no place is left; else say once that we wait, and return that."""
         if reached or not failed:
             return told
+        # Where another job or program answers is one place less. Only when no other is left, it is the reason; and a
+        # node that is part of a job waits all the same: another node may host its coordinator elsewhere.
+        left = {place: error for place, error in failed.items() if not isinstance(error, NOT_OURS)}
         # Of several, the one that says most: somebody answers there.
-        place, error = max(failed.items(), key=lambda item: isinstance(item[1], (*UNREADABLE, WireError, NoToken)))
-        if isinstance(error, WrongToken):
+        place, error = max((left or failed).items(), key=lambda item: isinstance(item[1], WireError))
+        settled = not left and not self._met
+        if settled and isinstance(error, WrongToken):
             if self._token() != tried:
                 return told  # the file was left there by an earlier job, and has been replaced meanwhile
-            raise CoordinatorUnreachable(
-                f"the coordinator at {place} has another token: set the same OUTLAST_TOKEN on every node"
-            ) from error
-        hopeless = isinstance(error, (*UNREADABLE, NotOutlast, NoToken))
-        if since >= (min(self._patience, SHORT_PATIENCE) if hopeless else self._patience):
+            raise CoordinatorUnreachable(why_not(error, place, self._patience, self._tls)) from error
+        if since >= (min(self._patience, SHORT_PATIENCE) if settled else self._patience):
             where = ", ".join(str(place) for place in failed)
             raise CoordinatorUnreachable(why_not(error, place, self._patience, self._tls, where)) from error
         if not told and since > 1.0:
@@ -301,6 +319,7 @@ async def connect(
             lambda: Connection(token, receive), sock=dialled, ssl=tls, server_hostname=name
         )
         _, connection = await asyncio.wait_for(opening, HANDSHAKE_TIMEOUT)
+        connection.endpoint = endpoint
     except BaseException:
         dialled.close()
         raise
@@ -354,6 +373,10 @@ def why_not(
             f"port {where.port} is taken, and not by a job of yours that made its own token: "
             "set OUTLAST_TOKEN as on its other nodes, or choose another port"
         )
+    if isinstance(error, WrongToken):
+        return f"the coordinator at {where} has another token: set the same OUTLAST_TOKEN on every node"
+    if isinstance(error, OtherJob):
+        return f"no coordinator of this job was found for {patience:g} s: what answers at {where} is another job's"
     if isinstance(error, UNREADABLE):
         return f"the coordinator at {where} speaks another version: install the same Outlast on every node"
     if isinstance(error, NotOutlast):

@@ -57,6 +57,10 @@ class CoordinatorLocation:
         """The job's token; None where this user has none (yet)."""
         return self._secret if self._secret is not None else tokens.find(self.endpoint.port)
 
+    def keep_token(self) -> None:
+        """It is proved to be this job's. The file that it may be from is another job's when that uses the port next."""
+        self._secret = self.token()
+
     async def open(self) -> None:
         """Host the job's coordinator, if the endpoint is this node's and none is elsewhere.
 
@@ -87,8 +91,7 @@ class CoordinatorLocation:
         assert charter is not None
         mine = [s for s in charter.turns if s.node == self._me]
         place = Endpoint(mine[0].addr, mine[0].port)
-        assert self._secret is not None or self.token() is not None
-        self._secret = self.token()
+        assert self._secret is not None
         listener = None
         try:
             listener = listen(place, True)

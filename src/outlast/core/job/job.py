@@ -187,7 +187,7 @@ class Job:
 
     def standing(self, now: float) -> Standing:
         """What this coordinator says to anybody who knocks."""
-        return Standing(self.term, self._authority.acts(now))
+        return Standing(self.term, self._authority.acts(now), self.rules.job)
 
     @property
     def roster(self) -> dict[str, Assignment]:

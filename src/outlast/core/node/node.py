@@ -166,6 +166,10 @@ class Node:
             times.append(self._lease_end)
         return min(times, default=None)
 
+    def is_ours(self, standing: Standing) -> bool:
+        """Whether a coordinator may be this node's. One that is new asks, and is told why not."""
+        return self.charter is None or standing.job in ("", self.charter.rules.job)
+
     def choose(self, standings: Sequence[Standing], now: float) -> int | None:
         """Which of the coordinators that answer to join: one that acts before others, then that of the newest term."""
         may = [

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 import pytest
 
 from outlast.agent.coordinator_link.ask import ask
-from outlast.agent.coordinator_link.link import FIRST_WAIT, CoordinatorUnreachable, Link
+from outlast.agent.coordinator_link.link import FIRST_WAIT, CoordinatorUnreachable, Link, knock
 from outlast.launch import Endpoint
 from outlast.protocol.requests import Ask
 from outlast.protocol.succession import Standing, Term
-from outlast.transport.wire import Wire
+from outlast.transport.wire import Wire, WireError
 
 TOKEN = "a secret of sixteen characters or more"
 
@@ -79,6 +81,104 @@ def test_a_coordinator_that_turns_us_away_is_not_stormed() -> None:
         return took
 
     assert asyncio.run(storm(11)) >= 10 * FIRST_WAIT / 2
+
+
+class Banner(asyncio.Protocol):
+    """Some other program."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+
+class OtherToken(Turning):
+    """A coordinator of a job with another token."""
+
+    def __init__(self) -> None:
+        self._wire = Wire("the secret of quite another job", agent=False)
+
+    def data_received(self, data: bytes) -> None:
+        with suppress(WireError):
+            super().data_received(data)
+
+
+class OtherJob(Turning):
+    """A coordinator of another job, where both have no token, or the same."""
+
+    said = msgspec.msgpack.encode(Standing(Term(1, "x"), True, "another job"))
+
+
+class Ours(Turning):
+    said = msgspec.msgpack.encode(Standing(Term(1, "a"), True, "job"))
+
+
+async def free_endpoint() -> Endpoint:
+    server, endpoint = await serving(Ours)
+    server.close()
+    return endpoint
+
+
+def dialling(places: Sequence[Endpoint], patience: float, connected: Callable[[Standing], None]) -> Link:
+    return Link(
+        lambda: places,
+        lambda: TOKEN,
+        tls=None,
+        patience=patience,
+        choose=lambda standings: 0 if standings else None,
+        obeyed=lambda: 0.0,
+        connected=connected,
+        received=lambda _: None,
+        disconnected=lambda: None,
+        is_ours=lambda standing: standing.job == "job",
+    )
+
+
+OTHERS = [Banner, OtherToken, OtherJob, Strange]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_place_where_somebody_else_answers_is_one_place_less_and_not_the_end(other: type[Turning]) -> None:
+    async def scene() -> None:
+        foreign, taken = await serving(other)
+        away = await free_endpoint()
+        met = asyncio.Event()
+        link = dialling([taken, away], 600.0, lambda _: met.set())
+        running = asyncio.ensure_future(link.run())
+        for _ in range(3):  # tries
+            told = link._despair([], {taken: await failure(taken), away: ConnectionRefusedError()}, TOKEN, 500.0, True)
+            assert told
+        assert not running.done()
+        ours = await asyncio.get_running_loop().create_server(Ours, "127.0.0.1", away.port)
+        await asyncio.wait_for(met.wait(), 60.0)
+        running.cancel()
+        foreign.close()
+        ours.close()
+
+    asyncio.run(scene())
+
+
+async def failure(place: Endpoint) -> Exception:
+    link = dialling([place], 600.0, lambda _: None)
+    reached, failed = await knock([place], TOKEN, None, link._receive, limit=60.0)
+    link._turn_away_others(reached, failed)
+    return failed[place]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_node_of_a_job_waits_for_its_coordinator_where_a_new_one_is_told_what_is_wrong(other: type[Turning]) -> None:
+    async def scene() -> None:
+        foreign, taken = await serving(other)
+        error = await failure(taken)
+        link = dialling([taken], 600.0, lambda _: None)
+        with pytest.raises(CoordinatorUnreachable):
+            link._despair([], {taken: error}, TOKEN, 10.0, True)
+        link._met = True
+        assert link._despair([], {taken: error}, TOKEN, 10.0, True)
+        with pytest.raises(CoordinatorUnreachable):
+            link._despair([], {taken: error}, TOKEN, 600.0, True)
+        foreign.close()
+
+    asyncio.run(scene())
 
 
 def test_a_coordinator_of_another_version_is_named_and_no_crash() -> None:
