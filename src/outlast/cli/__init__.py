@@ -33,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"outlast {metadata.version('outlast')}")
         return 0
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(COMMANDS)}"
-        print(f"outlast: error: no command {name!r}; {hint}", file=sys.stderr)
+        print(f"outlast: error: no command {name!r}; {_hint(name)}", file=sys.stderr)
         return 2
     try:
         command = import_module(f"outlast.cli.{name}")
@@ -50,3 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"outlast {name}: error: interrupted", file=sys.stderr)
         return 1
     return result
+
+
+def _hint(name: str) -> str:
+    if name.startswith("-") or name.endswith(".py"):
+        return "did you mean `outlast run …`?"
+    near = get_close_matches(name, COMMANDS, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(COMMANDS)}"

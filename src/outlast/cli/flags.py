@@ -12,9 +12,12 @@ from typing import Any, NoReturn
 
 from outlast.settings.loading import refusal
 from outlast.settings.settings import SETTINGS, Setting
-from outlast.settings.values import nearest
+from outlast.settings.values import nearest, truth
 
 STATIC_PORT = 29500
+HELP = frozenset({"-h", "--help"})
+# What people type, by what they mean: no spelling distance finds these.
+MEANT = {"--nprocs": "--nproc-per-node", "--num-processes": "--nproc-per-node", "--num-nodes": "--nnodes"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,12 +31,15 @@ class Parser(argparse.ArgumentParser):
         """Refuses a flag that does not exist."""
         name = flag.partition("=")[0]
         dashed = [flag for flag in self._option_string_actions if "_" not in flag]
-        hint = nearest(name.replace("_", "-"), dashed, otherwise=f"; see {self.prog} --help")
+        typed = name.replace("_", "-")
+        if MEANT.get(typed) in dashed:
+            self.error(f"unknown flag {name}; did you mean {MEANT[typed]}?")
+        hint = nearest(typed, dashed, otherwise=f"; see {self.prog} --help")
         self.error(f"unknown flag {name}{hint}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parses the flags of a command that runs no script."""
-        args, unknown = self.parse_known_args(argv)
+        args, unknown = self.parse_known_args(self._switched([*argv, ""])[:-1])
         if unknown:
             self.unknown(unknown[0])
         return args
@@ -44,25 +50,44 @@ class Parser(argparse.ArgumentParser):
         Left to itself argparse also looks at the script's own arguments: a `--ft` or `--n` among them is then
         refused as an ambiguous abbreviation of ours.
         """
-        at, argv = 0, list(argv)
-        while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "--"):
+        at, argv = 0, self._switched(argv)
+        while at < len(argv) and _is_flag(argv[at]):
             at += 2 if self._takes_next(argv[at]) else 1
         end = at + 2 if argv[at : at + 1] == ["--"] else at + 1
-        if len(argv) < end and not {"-h", "--help"} & set(argv[:at]):
+        if len(argv) < end and not HELP & set(argv[:at]):
             self.error("no script to run; give one after the flags, as in `outlast run train.py`")
         args = self.parse_args(argv[:end], namespace)
         args.training_script_args = list(argv[end:])
         return args
 
-    def _takes_next(self, arg: str) -> bool:
-        name, equals, _ = arg.partition("=")
-        actions = [each[0] for each in self._get_option_tuples(name)]
+    def _switched(self, argv: Sequence[str]) -> list[str]:
+        """The same command line with `=true` or `=false` after each on-off setting.
+
+        argparse would take whatever follows such a flag for its value, even the script.
+        """
+        spelled, rest = [], list(argv)
+        while rest and _is_flag(rest[0]):
+            arg = rest.pop(0)
+            action = self._action_of(arg)
+            if isinstance(action, SettingAction) and action.setting.type is bool and "=" not in arg:
+                # A word that is last is the script: there has to be one.
+                value = rest.pop(0) if len(rest) > 1 and truth(rest[0]) is not None else "true"
+                arg = f"{arg}={value}"
+            spelled.append(arg)
+            if self._takes_next(arg) and rest:
+                spelled.append(rest.pop(0))
+        return spelled + rest
+
+    def _action_of(self, arg: str) -> argparse.Action:
+        name = arg.partition("=")[0]
         if name in self._option_string_actions:
-            actions = [self._option_string_actions[name]]
-        if not actions:
-            self.unknown(arg)
-        attached = bool(equals) or (not arg.startswith("--") and len(arg) > 2)
-        return actions[0].nargs is None and not attached
+            return self._option_string_actions[name]
+        actions: list[argparse.Action] = [each[0] for each in self._get_option_tuples(name)]
+        return actions[0] if actions else self.unknown(arg)
+
+    def _takes_next(self, arg: str) -> bool:
+        attached = "=" in arg or (not arg.startswith("--") and len(arg) > 2)
+        return self._action_of(arg).nargs is None and not attached
 
     # What abbreviates one of torchrun's flags under torchrun does so here, whatever flags of ours begin alike.
     def _get_option_tuples(self, option_string: str) -> Any:
@@ -73,10 +98,10 @@ class Parser(argparse.ArgumentParser):
 class SettingAction(argparse.Action):
     """Keeps (flag, value) by the setting's name, so that the last one wins and the origin is as typed."""
 
-    def __init__(self, *, setting: Setting, means: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, setting: Setting, negates: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.setting = setting
-        self.means = means  # the value of a flag that takes none
+        self.negates = negates
 
     def __call__(
         self,
@@ -88,7 +113,10 @@ class SettingAction(argparse.Action):
         """Keeps the value; refuses a secret, which the process list would show."""
         if self.setting.secret:
             parser.error(f"{option_string}: {refusal(self.setting)}")
-        given = (option_string, values if self.means is None else self.means)
+        word = truth(str(values))
+        if self.negates and word is not None:
+            values = "false" if word else "true"
+        given = (option_string, values)
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), self.setting.name: given})
 
 
@@ -103,14 +131,18 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     for setting in SETTINGS.values():
         common: dict[str, Any] = {"action": SettingAction, "setting": setting, "dest": "settings", "default": {}}
         if setting.secret:
-            group.add_argument(f"--ft-{setting.name}", help=argparse.SUPPRESS, **common)
+            group.add_argument(f"--ft-{setting.name}", f"--{setting.name}", help=argparse.SUPPRESS, **common)
             continue
         text = f"{setting.help} ({setting.env})".replace("%", "%%")
-        group.add_argument(*setting.flags, metavar="VALUE", help=text, **common)
+        # `Parser` gives a flag of an on-off setting its value; for argparse, and its help, it is optional.
+        value: dict[str, Any] = (
+            {"nargs": "?", "const": "true", "metavar": "true|false"} if setting.type is bool else {"metavar": "VALUE"}
+        )
+        group.add_argument(*setting.flags, help=text, **value, **common)
         if setting.switch:
             _, means = setting.switch
             text = f"Sets {setting.name} to {means}."
-            group.add_argument(*setting.switches, nargs=0, means=means, help=text, **common)
+            group.add_argument(*setting.switches, help=text, negates=means == "false", **value, **common)
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, str]:
@@ -194,6 +226,10 @@ def _add_torchrun(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -
         type=str,
         help="Bind each worker to CPUs near its GPU.",
     )
+
+
+def _is_flag(arg: str) -> bool:
+    return arg.startswith("-") and arg not in ("-", "--")
 
 
 def _comma_separated(text: str) -> list[str]:

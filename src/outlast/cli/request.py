@@ -158,12 +158,20 @@ def check_checks(loaded: Loaded) -> None:
 
 def _conf(text: str) -> dict[str, str]:
     conf = {}
-    for item in text.split(",") if text.strip() else ():
-        key, _, value = (part.strip() for part in item.partition("="))
+    text = _unquoted(text)
+    for item in text.split(",") if text else ():
+        key, _, value = (_unquoted(part) for part in item.partition("="))
         if not (key and value):
             raise ValueError(f"--rdzv-conf must be KEY=VALUE,…, not {item!r}")
         conf[key] = value
     return conf
+
+
+def _unquoted(text: str) -> str:
+    """Without the quotes that a shell has left there, as in `--rdzv-conf="'timeout=5'"`."""
+    text = text.strip()
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1].strip() if quoted else text
 
 
 def _is_host(text: str | None) -> bool | None:

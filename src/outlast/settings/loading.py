@@ -17,6 +17,7 @@ from outlast.settings.settings import CHECKS, SETTINGS, Setting, Settings
 from outlast.settings.values import ENV_PREFIX, nearest, spelled, truth
 
 CFG_PATH = "OUTLAST_FT_CFG_PATH"
+SECTION = "fault_tolerance"  # of a YAML file that is not ours alone
 
 # Not settings, but ours: Outlast gives them to its workers, and a worker may well start Outlast again.
 OWN_VARIABLES = frozenset(
@@ -95,7 +96,7 @@ def load(
     values: dict[str, Any] = {}
     origins = dict.fromkeys(SETTINGS, "default")
     for source in (
-        _from_file(path or environ.get(CFG_PATH)),
+        _from_file(environ.get(CFG_PATH) if path is None else path, given=path is not None),
         _from_environ(environ),
         _from_conf(conf or {}),
         _from_flags(flags),
@@ -108,19 +109,49 @@ def load(
     return Loaded(settings=settings, origins=origins)
 
 
-def _from_file(path: str | None) -> Iterator[_Given]:
+def _from_file(path: str | None, *, given: bool) -> Iterator[_Given]:
     if not path:
+        if given:
+            raise ValueError("--ft-cfg-path is empty: give the path of a YAML file, or drop the flag")
         return
     for name, value in _read_yaml(path).items():
         if name not in SETTINGS:
-            hint = nearest(str(name), SETTINGS, otherwise="; `outlast config` lists all settings")
+            known = [*SETTINGS, SECTION] if isinstance(value, dict) else SETTINGS
+            hint = nearest(str(name), known, otherwise="; `outlast config` lists all settings")
             raise ValueError(f"{path}: unknown setting {name!r}{hint}")
         yield _Given(name, value, path, f"{path}: {name}")
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key that is given twice: PyYAML silently takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping, if each of its keys is there once."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} is there twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _sections(content: object, above: str = "") -> Iterator[tuple[str, object]]:
+    """Every section of ours in a file, with its path."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            where = f"{above}.{name}" if above else str(name)
+            if name == SECTION:
+                yield where, value
+            else:
+                yield from _sections(value, where)
+
+
 def _read_yaml(path: str) -> Mapping[Any, object]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); correct --ft-cfg-path or {CFG_PATH}") from error
     except UnicodeDecodeError as error:
@@ -131,12 +162,16 @@ def _read_yaml(path: str) -> Mapping[Any, object]:
         raise ValueError(f"{path}: is not valid YAML{where} ({error.problem})") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from error
-    if isinstance(content, dict) and "fault_tolerance" in content:
+    sections = list(_sections(content))
+    if len(sections) > 1:
+        places = " and ".join(where for where, _ in sections)
+        raise ValueError(f"{path}: has the section {SECTION} more than once ({places}); keep one")
+    if sections and isinstance(content, dict):
         # With a section of our own the rest belongs to others, unless it is plainly a misplaced setting.
         for name in content:
             if name in SETTINGS:
-                raise ValueError(f"{path}: {name} stands beside the section fault_tolerance; move it into it")
-        content = content["fault_tolerance"]
+                raise ValueError(f"{path}: {name} stands beside the section {SECTION}; move it into it")
+        content = sections[0][1]
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -214,11 +249,13 @@ def _convert(given: _Given) -> object:
 
 
 def _as_written(setting: Setting, value: object) -> object:
-    """A value of YAML's own as a flag would give it: there, `off` is a switch, and time-outs may be a table."""
+    """A value of YAML's own as a flag would give it: there, `off` is a bool, null is off, and a table may be given."""
+    if value is None and not setting.secret:
+        return setting.off
     if isinstance(value, bool) and {"on", "off"} & set(get_args(setting.type)):
         return "on" if value else "off"
     if isinstance(value, dict) and setting.name == "rank_section_timeouts":
-        return ",".join(f"{name}:{seconds}" for name, seconds in value.items())
+        return ",".join(f"{name}:{seconds}" for name, seconds in value.items() if seconds is not None)
     return value
 
 

@@ -21,10 +21,11 @@ def _about(
     *,
     flags: tuple[str, ...] = (),
     switch: tuple[str, str] | None = None,
+    off: object = None,
     secret: bool = False,
 ) -> msgspec.Meta:
-    """Help; plain flags beside `--ft-…`; a flag without a value and the value it stands for; never shown."""
-    return msgspec.Meta(description=description, extra={"flags": flags, "switch": switch, "secret": secret})
+    """Help; plain flags beside `--ft-…`; a flag and the value it stands for; what null means in YAML; never shown."""
+    return msgspec.Meta(description=description, extra={"flags": flags, "switch": switch, "off": off, "secret": secret})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +92,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Seconds,
         _about(
             "Seconds that a planned change (a node joins or drains, `outlast restart`) waits for all ranks to come to "
-            "their next save, so that no step is lost; 0: it does not wait."
+            "their next save, so that no step is lost; 0: it does not wait.",
+            off=0.0,
         ),
     ] = 20.0
     snapshot_linger: Annotated[
@@ -105,7 +107,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(ge=0, le=1),
         _about(
             "Copies of each snapshot in the memory of another host, so that it outlives the loss of a node; "
-            "0: none, for half of the shared memory."
+            "0: none, for half of the shared memory.",
+            off=0,
         ),
     ] = 1
     warm_start: Annotated[
@@ -129,6 +132,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flags=("--warm-cuda", "--warm_cuda"),
         ),
     ] = False
+    restart_policy: Annotated[
+        Literal["any-failed"],
+        _about(
+            "'any-failed': one failed worker ends its generation. The only policy, accepted for command lines of "
+            "nvidia-resiliency-ext."
+        ),
+    ] = "any-failed"
     supervise: Annotated[
         bool,
         _about(
@@ -144,18 +154,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "on"
     rank_heartbeat_timeout: Annotated[
-        Seconds, _about("Seconds without a heartbeat or step after which a rank hangs; 0: not watched.")
+        Seconds, _about("Seconds without a heartbeat or step after which a rank hangs; 0: not watched.", off=0.0)
     ] = 0.0
     initial_rank_heartbeat_timeout: Annotated[
         Seconds,
-        _about("Seconds from its start in which a rank must give a first sign of life; 0: not watched."),
+        _about("Seconds from its start in which a rank must give a first sign of life; 0: not watched.", off=0.0),
     ] = 0.0
     rank_section_timeouts: Annotated[
         str,
         _about("Seconds after which a rank hangs in a section, as step:30,checkpoint:600; others are not watched."),
     ] = ""
     rank_out_of_section_timeout: Annotated[
-        Seconds, _about("Seconds outside any section after which a rank hangs; 0: not watched.")
+        Seconds, _about("Seconds outside any section after which a rank hangs; 0: not watched.", off=0.0)
     ] = 0.0
     safety_factor: Annotated[
         float,
@@ -197,7 +207,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     crash_loop: Annotated[
         int,
         msgspec.Meta(ge=0, le=10**6),
-        _about("The same failure this many times without a step of progress ends the job; 0: never."),
+        _about("The same failure this many times without a step of progress ends the job; 0: never.", off=0),
     ] = 10
     exclude_for: Annotated[
         Seconds, _about("Seconds that a faulty node is left out before it is tried again; each time for twice as long.")
@@ -303,6 +313,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     expects: str  # completes "must be …"
     aliases: tuple[str, ...] = ()
     switch: tuple[str, str] | None = None
+    off: Any = None  # the value that YAML's null stands for; None: it stands for none
     secret: bool = False
 
     @property
@@ -367,6 +378,12 @@ def _expects(kind: Any, metas: list[msgspec.Meta]) -> str:
     return " ".join([words[kind], *bounds])
 
 
+def _off(kind: Any, given: object) -> object:
+    if given is None and kind is str:
+        return ""
+    return "off" if "off" in get_args(kind) else given
+
+
 def _settings() -> Iterator[Setting]:
     for field in msgspec.structs.fields(Settings):
         kind, *metas = get_args(field.type)
@@ -380,6 +397,7 @@ def _settings() -> Iterator[Setting]:
             expects=_expects(kind, metas),
             aliases=about.extra["flags"],
             switch=about.extra["switch"],
+            off=_off(kind, about.extra["off"]),
             secret=about.extra["secret"],
         )
 

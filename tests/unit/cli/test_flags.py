@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import run as torchrun
 
+from outlast.cli import main as program
 from outlast.cli.flags import parser
 from outlast.cli.request import parse
 from outlast.launch import Endpoint, Launch, Std
+from outlast.settings.settings import SETTINGS
 
 HELP = ("-h", "--help")
 
@@ -89,6 +91,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-tie-break", "--ft-tie_break"),
         *("--ft-restart-grace", "--ft-restart_grace"),
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
+        *("--ft-restart-policy", "--ft-restart_policy"),
         *("--ft-supervise", "--supervise"),
         *("--ft-warm-start", "--ft-warm_start", "--warm-start", "--warm_start"),
         *("--ft-warm-cuda", "--ft-warm_cuda", "--warm-cuda", "--warm_cuda"),
@@ -122,7 +125,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-accelerator", "--accelerator"),
         *("--ft-check-path", "--ft-check_path"),
         *("--ft-auth", "--no-auth", "--no_auth"),
-        "--ft-token",
+        *("--ft-token", "--token"),  # both refused
         *("--ft-tls", "--tls"),
         *("--ft-tls-cert", "--ft-tls_cert"),
         *("--ft-tls-key", "--ft-tls_key"),
@@ -229,10 +232,12 @@ def test_a_pet_switch_that_is_no_number_is_named(script: str) -> None:
         (["--nprocs_per_node", "2", "train.py"], ["did you mean --nproc-per-node?"]),
         (["--ft-node-timout=2", "train.py"], ["did you mean --ft-node-timeout?"]),
         (["--zzzzzz", "train.py"], ["unknown flag --zzzzzz", "outlast run --help"]),
-        (["--nprocs=2"], ["unknown flag --nprocs"]),
+        (["--nprocs=2", "train.py"], ["unknown flag --nprocs", "did you mean --nproc-per-node?"]),
+        (["--num_nodes=2", "train.py"], ["unknown flag --num_nodes", "did you mean --nnodes?"]),
         (["--max-restarts=many", "train.py"], ["--max-restarts", "many"]),
         (["--start-method=teleport", "train.py"], ["--start-method", "teleport"]),
         (["--ft-token=0123456789abcdef", "train.py"], ["--ft-token", "process list", "OUTLAST_TOKEN"]),
+        (["--token", "0123456789abcdef", "train.py"], ["--token", "process list", "OUTLAST_TOKEN"]),
     ],
 )
 def test_a_command_line_that_cannot_be_read_ends_with_2_and_one_line(argv, words, capsys) -> None:
@@ -315,6 +320,10 @@ def test_help_needs_no_script(capsys) -> None:
         (["--logs-specs=absent"], ["--logs-specs", "'absent'"]),
         (["--ft-last-call=soon"], ["--ft-last-call", "'soon'"]),
         (["--ft-cfg-path=absent.yaml"], ["absent.yaml", "cannot be read"]),
+        (["--ft-cfg-path="], ["--ft-cfg-path is empty", "drop the flag"]),
+        (["--ft-restart-policy=min-healthy"], ["--ft-restart-policy", "any-failed", "'min-healthy'"]),
+        (["--supervise=perhaps"], ["--supervise", "true or false", "'perhaps'"]),
+        (["--no-auth=perhaps"], ["--no-auth", "true or false", "'perhaps'"]),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_in_one_line(argv, words, script: str) -> None:
@@ -474,6 +483,59 @@ def test_switches_and_the_settings_behind_them(script: str) -> None:
     assert (loaded.origins["auth"], loaded.origins["tls"]) == ("--no-auth", "--tls")
     _, loaded = parse(["--no-auth", "--ft-auth=true", script], {})
     assert loaded.settings.auth is True
+
+
+SWITCHES = [
+    (flag, setting.name, bool(setting.switch and flag in setting.switches and setting.switch[1] == "false"))
+    for setting in SETTINGS.values()
+    if setting.type is bool
+    for flag in (*setting.flags, *setting.switches)
+]
+
+
+@pytest.mark.parametrize(("flag", "name", "negates"), SWITCHES)
+def test_every_on_off_flag_works_alone_with_equals_and_with_a_word(
+    flag: str, name: str, negates: bool, script: str
+) -> None:
+    for argv, means in (
+        ([flag], True),
+        ([f"{flag}=true"], True),
+        ([f"{flag}=off"], False),
+        ([flag, "yes"], True),
+        ([flag, "0"], False),
+    ):
+        asked, loaded = parse([*argv, script, "--x"], {})
+        assert getattr(loaded.settings, name) is (means is not negates)
+        assert loaded.origins[name] == flag
+        assert asked.command[2:] == (script, "--x")
+
+
+def test_a_word_that_nothing_follows_is_the_script() -> None:
+    asked, loaded = parse(["--no-python", "--supervise", "true"], {"PATH": os.environ["PATH"]})
+    assert (asked.command, loaded.settings.supervise) == (("true",), True)
+
+
+def test_an_abbreviated_on_off_flag_does_not_swallow_the_script(script: str) -> None:
+    asked, loaded = parse(["--ft-warm-c", script], {})
+    assert (asked.entrypoint, loaded.settings.warm_cuda) == (script, True)
+
+
+@pytest.mark.parametrize(
+    "conf", ["'timeout=20,last_call_timeout=4'", '"timeout=20,last_call=4"', "timeout='20',last_call=\"4\""]
+)
+def test_rendezvous_conf_may_be_quoted(conf: str, script: str) -> None:
+    settings = parse([f"--rdzv-conf={conf}", script], {})[1].settings
+    assert (settings.pend_timeout, settings.last_call) == (20, 4)
+
+
+def test_the_restart_policy_of_nvidia_resiliency_ext_is_accepted(script: str) -> None:
+    assert parse(["--ft-restart-policy=any-failed", script], {})[1].settings.restart_policy == "any-failed"
+
+
+@pytest.mark.parametrize("argv", [["--nproc-per-node=2", "t.py"], ["-m", "train"], ["train.py"]])
+def test_outlast_without_a_command_suggests_outlast_run(argv: list[str], capsys) -> None:
+    assert program(argv) == 2
+    assert capsys.readouterr().err == f"outlast: error: no command {argv[0]!r}; did you mean `outlast run …`?\n"
 
 
 def test_a_file_is_read_before_flags(script: str) -> None:

@@ -55,6 +55,7 @@ def test_the_defaults_are_decisions() -> None:
         "warm_start": True,
         "warm_preload": "",
         "warm_cuda": False,
+        "restart_policy": "any-failed",
         "supervise": False,
         "hang_detection": "on",
         "rank_heartbeat_timeout": 0.0,
@@ -170,6 +171,21 @@ def test_a_file_may_be_flat_or_have_a_section(yaml_file) -> None:
     assert load({}, {}, yaml_file(sectioned)).settings.node_timeout == 9.0
 
 
+def test_the_section_may_stand_deeper_in_the_file(yaml_file) -> None:
+    nested = "trainer:\n  max_steps: 5\n  plugins:\n    fault_tolerance:\n      node_timeout: 9\n"
+    assert load({}, {}, yaml_file(nested)).settings.node_timeout == 9.0
+
+
+def test_null_is_off_where_there_is_an_off(yaml_file) -> None:
+    text = (
+        "rank_heartbeat_timeout: null\nhang_detection: null\nstraggler: ~\ncrash_loop:\nevents: null\n"
+        "rank_section_timeouts: {step: 30, save: null}\n"
+    )
+    settings = load({}, {}, yaml_file(text)).settings
+    assert (settings.rank_heartbeat_timeout, settings.hang_detection, settings.straggler) == (0.0, "off", "off")
+    assert (settings.crash_loop, settings.events, settings.rank_section_timeouts) == (0, "", "step:30")
+
+
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "fault_tolerance:\n", "{}"])
 def test_a_file_without_settings_sets_nothing(yaml_file, text: str) -> None:
     assert load({}, {}, yaml_file(text)).settings == Settings()
@@ -238,6 +254,11 @@ def test_torchruns_rendezvous_keys_are_understood_or_ignored() -> None:
         ({}, {}, "fault_tolerance: 5", {}, ["ft.yaml", "name: value"]),
         ({}, {}, "a: b: c", {}, ["ft.yaml", "not valid YAML in line 1"]),
         ({}, {}, "a: \x01", {}, ["ft.yaml", "not valid YAML"]),
+        ({}, {}, "node_unit: 2\nnode_unit: 3", {}, ["ft.yaml", "line 2", "'node_unit' is there twice"]),
+        ({}, {}, "fault_tolerance:\n  node_unit: 2\n  node_unit: 2", {}, ["line 3", "is there twice"]),
+        ({}, {}, "fault_tolerence: {node_unit: 2}", {}, ["'fault_tolerence'", "did you mean fault_tolerance?"]),
+        ({}, {}, "a: {fault_tolerance: {}}\nb: {fault_tolerance: {}}", {}, ["a.fault_tolerance and b.fault_tolerance"]),
+        ({}, {}, "auth: null", {}, ["ft.yaml: auth", "true or false", "not nothing"]),
         ({}, {}, "node_unit: 2\nfault_tolerance: {}", {}, ["ft.yaml", "node_unit", "move it into it"]),
         ({}, {}, "", {"lastcall": "1"}, ["--rdzv-conf", "'lastcall'", "did you mean last_call?"]),
         ({}, {}, "", {"join_timeout": "x"}, ["--rdzv-conf: join_timeout", "'x'"]),
