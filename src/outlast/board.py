@@ -273,9 +273,10 @@ class BoardSlot:
 
     def leave(self, words: LastWords) -> None:
         """Of a worker that ends with an exception. Of the traceback the end is kept: there it says where."""
-        head = PARTED.join([str(words.at), words.exception[:255], cut(words.message, WORDS_SIZE // 4)]) + PARTED
+        message = words.message.replace("\0", "\\x00").replace(PARTED, "\\x1e")
+        head = PARTED.join([str(words.at), words.exception[:255], cut(message, WORDS_SIZE // 4)]) + PARTED
         room = WORDS_SIZE - len(head.encode(errors="replace")) - 1
-        tail = words.traceback.encode(errors="replace")[-room:].decode(errors="ignore")
+        tail = words.traceback.replace("\0", "\\x00").encode(errors="replace")[-room:].decode(errors="ignore")
         self._write(WORDS_FROM, WORDS_SIZE, head + tail)
 
     def last_words(self) -> LastWords | None:

@@ -81,7 +81,7 @@ from outlast.core.tick import Tick
 from outlast.launch import Launch
 from outlast.platforms.infrastructure import infra_rank
 from outlast.protocol.failures import Failure
-from outlast.protocol.fields import sendable
+from outlast.protocol.fields import sendable, sendable_path
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Join, Leaving, Notice, Over, State, Wanted, Welcome, Wish
 from outlast.protocol.messages import FromCoordinator
@@ -361,7 +361,7 @@ class Agent:
             role=launch.role,
             addr=self._address(),
             job=launch.job,
-            entrypoint=launch.entrypoint,
+            entrypoint=sendable_path(launch.entrypoint),
             nnodes=(launch.min_nodes, launch.max_nodes),
             report=command.report,
             infra_rank=self._infra_rank,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import ipaddress
 import os
 import re
@@ -13,6 +15,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from outlast import rulebook
@@ -75,7 +78,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     for flag, number in (("--max-restarts", args.max_restarts), ("--node-rank", args.node_rank or 0)):
         if not 0 <= number <= _MOST:
             raise ValueError(f"{flag} must be 0 or more and at most {_MOST}, not {number}")
-    for flag, text in (("the script", args.training_script), ("--rdzv-id", args.rdzv_id), ("--role", args.role)):
+    for flag, text in (("--rdzv-id", args.rdzv_id), ("--role", args.role)):
         if not text.isprintable() or len(text) > _LONGEST:
             raise ValueError(f"{flag} must be text of at most {_LONGEST} characters, not {text[:80]!r}")
     if not loaded.settings.node_name.isprintable() or len(loaded.settings.node_name) > _LONGEST:
@@ -310,14 +313,31 @@ def _command(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str,
         _check_program(script, environ)
         return (script, *rest)
     if args.module:
+        _check_module(script, environ)
         return (_python(environ), "-u", "-m", script, *rest)
     _check_script(script)
     return (_python(environ), "-u", script, *rest)
 
 
 def _check_script(script: str) -> None:
-    if not Path(script).exists():
-        raise ValueError(f"no script {Path(script).absolute()}; correct the path, or give -m for a module")
+    path = Path(script)
+    if not path.exists():
+        raise ValueError(f"no script {path.absolute()}; correct the path, or give -m for a module")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise ValueError(f"{path.absolute()} is a directory without a __main__.py; give the script in it")
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"the script {path.absolute()} cannot be read; chmod +r it, or run as a user who may")
+
+
+def _check_module(module: str, environ: Mapping[str, str]) -> None:
+    """Refuse a module whose package is nowhere. What lies below the package would have to be imported to know."""
+    if _python(environ) != sys.executable:
+        return  # it may have other packages
+    package = module.partition(".")[0]
+    importlib.invalidate_caches()
+    beside = [str(Path.cwd()), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if not (PathFinder.find_spec(package, beside) or importlib.util.find_spec(package)):
+        raise ValueError(f"no module {package!r}; correct its name or PYTHONPATH, or drop -m for a script")
 
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:

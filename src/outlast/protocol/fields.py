@@ -12,6 +12,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-]*$")]
 LONGEST_REASON = 1024
+LONGEST_PATH = 4096
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
@@ -23,3 +24,8 @@ def sendable(text: str) -> str:
     'data/?.png'
     """
     return text.encode(errors="replace").decode()
+
+
+def sendable_path(path: str) -> str:
+    """A path as it can be sent: it may have any bytes, and any length; the end says most."""
+    return sendable(path)[-LONGEST_PATH:]

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from outlast.protocol.failures import Failure, Tried
-from outlast.protocol.fields import Address, Count, Name, Port, Reason, Time
+from outlast.protocol.fields import LONGEST_PATH, Address, Count, Name, Port, Reason, Time
 from outlast.protocol.generations import Assignment, Halted
 from outlast.protocol.hangs import Measures, Overdue
 from outlast.protocol.shards import Hands
@@ -85,7 +85,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     role: Name
     addr: Address
     job: Name
-    entrypoint: Annotated[str, msgspec.Meta(max_length=4096)]
+    entrypoint: Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)]
     nnodes: tuple[int, int]
     report: Report
     infra_rank: Count | None = None

@@ -13,8 +13,11 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import NoReturn
 
 BOARD = "OUTLAST_BOARD"  # board.VARIABLE, which is not loaded yet
+
+TRACE_LINES = 60  # that a traceback is condensed to
 
 _told: list[BaseException] = []
 
@@ -24,7 +27,7 @@ def install() -> None:
     address = os.environ.get(BOARD)
     if not address:
         return
-    worker, shown = os.getpid(), sys.excepthook
+    worker, shown, pythons = os.getpid(), sys.excepthook, sys.exit
 
     def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # A child of the worker is not the worker.
@@ -41,15 +44,23 @@ def install() -> None:
 
     def ending() -> None:
         # A script with a hook of its own: Python keeps what it gave to it.
-        error = getattr(sys, "last_value", None)
+        error = getattr(sys, "last_value", None) or exiting[0]
         if isinstance(error, BaseException):
             leave(type(error), error, error.__traceback__)
+
+    # `sys.exit("why")` is no exception to Python: it prints the text, and no hook hears of it.
+    exiting: list[SystemExit | None] = [None]
+
+    def exit(status: str | int | None = None, /) -> NoReturn:  # noqa: A001  (tracebacks name it so)
+        exiting[0] = SystemExit(status) if isinstance(status, str) else None
+        pythons(status)
 
     if shown is sys.__excepthook__:
         # A script that looks whether it has a hook finds none, and one that calls Python's own calls this. (Not where
         # a module that was preloaded has a hook already: that one may call Python's own, too.)
         sys.__excepthook__ = hook
     sys.excepthook = hook
+    sys.exit = exit
     atexit.register(ending)
 
 
@@ -59,6 +70,7 @@ def write(address: str, kind: type[BaseException], error: BaseException, trace: 
     import traceback
 
     from outlast.board import PID, BoardSlot, LastWords
+    from outlast.tracebacks import condensed
 
     slot = BoardSlot.at(address)
     if slot.words[PID] not in (0, os.getpid()):
@@ -70,5 +82,5 @@ def write(address: str, kind: type[BaseException], error: BaseException, trace: 
         message = str(error)
     except Exception as problem:  # noqa: BLE001  (of the user's own class)
         message = f"<its message raised {type(problem).__name__}>"
-    text = "".join(traceback.format_exception(kind, error, trace))
+    text = condensed("".join(traceback.format_exception(kind, error, trace)), TRACE_LINES)
     slot.leave(LastWords(time.time(), name, message, text))

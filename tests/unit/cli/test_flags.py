@@ -348,7 +348,40 @@ def test_a_script_that_is_not_there_is_refused() -> None:
 
 
 def test_a_module_need_not_be_a_file() -> None:
-    assert launch("-m", "some.module").command == (sys.executable, "-u", "-m", "some.module")
+    assert launch("-m", "json.tool").command == (sys.executable, "-u", "-m", "json.tool")
+
+
+def test_a_module_is_looked_for_where_the_workers_python_would(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no module 'trainer'; correct its name or PYTHONPATH, or drop -m"):
+        launch("-m", "trainer.main")
+    (tmp_path / "elsewhere" / "trainer").mkdir(parents=True)
+    assert launch("-m", "trainer.main", environ={"PYTHONPATH": "elsewhere"}).entrypoint == "trainer.main"
+    (tmp_path / "trainer.py").touch()
+    assert launch("-m", "trainer").entrypoint == "trainer"
+
+
+def test_another_pythons_modules_are_its_own_business() -> None:
+    assert launch("-m", "trainer.main", environ={"PYTHON_EXEC": "/bin/sh"}).entrypoint == "trainer.main"
+
+
+def test_a_script_that_python_cannot_start_is_refused(script: str, monkeypatch) -> None:
+    Path("package").mkdir()
+    with pytest.raises(ValueError, match=r"/package is a directory without a __main__\.py"):
+        launch("package")
+    Path("package", "__main__.py").touch()
+    assert launch("package").entrypoint == "package"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match=r"the script .*/train\.py cannot be read; chmod"):
+        launch(script)
+
+
+@pytest.mark.parametrize("name", ["a" * 200 + "/" + "b" * 200, "tab\tname", "new\nline", os.fsdecode(b"not\xffutf8")])
+def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name / "train.py"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert launch(str(path)).command[2:] == (str(path),)
 
 
 def test_a_program_must_be_there_and_executable(script: str) -> None:
@@ -367,7 +400,7 @@ def test_a_program_must_be_there_and_executable(script: str) -> None:
     "argv",
     [
         ["train.py", "--lr", "1", "${local_rank}"],
-        ["-m", "some.module", "--lr", "1"],
+        ["-m", "json.tool", "--lr", "1"],
         ["--no-python", "echo", "hello", "-m"],
     ],
 )

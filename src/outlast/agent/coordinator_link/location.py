@@ -15,6 +15,7 @@ from outlast.agent.coordinator_link.link import knock
 from outlast.core.node.commands import Mandate
 from outlast.journal import recall
 from outlast.launch import Endpoint, Launch
+from outlast.protocol.fields import sendable_path
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Successor
 from outlast.settings.settings import Settings
@@ -171,7 +172,7 @@ class CoordinatorLocation:
         launch, settings = self._launch, self._settings
         return Rules(
             job=launch.job,
-            entrypoint=launch.entrypoint,
+            entrypoint=sendable_path(launch.entrypoint),
             min_nodes=launch.min_nodes,
             max_nodes=launch.max_nodes,
             node_unit=settings.node_unit,

@@ -96,6 +96,30 @@ def test_what_is_no_exception_of_the_worker_leaves_nothing(board: Board, code: s
     assert board.last_words(0) is None
 
 
+@pytest.mark.parametrize("code", ["import sys; sys.exit('no data')", "from sys import exit; exit('no data')"])
+def test_the_text_of_an_exit_is_left_on_the_board(board: Board, code: str) -> None:
+    ended = worker(board, code)
+    assert (ended.returncode, ended.stderr) == (1, "no data\n")
+    words = board.last_words(0)
+    assert words is not None
+    assert (words.exception, words.message) == ("SystemExit", "no data")
+
+
+@pytest.mark.parametrize("later", ["sys.exit(3)", "raise ValueError('other')"])
+def test_an_exit_that_was_caught_is_not_what_the_worker_ended_with(board: Board, later: str) -> None:
+    worker(board, f"import sys\ntry: sys.exit('no data')\nexcept SystemExit: pass\n{later}")
+    words = board.last_words(0)
+    assert words is None or words.exception == "ValueError"
+
+
+def test_a_message_may_have_any_character(board: Board) -> None:
+    worker(board, "raise ValueError('before\\0after\\x1e')")
+    words = board.last_words(0)
+    assert words is not None
+    assert words.message == "before\\x00after\\x1e"
+    assert words.traceback.endswith("ValueError: before\\x00after\x1e\n")
+
+
 def test_an_exception_that_cannot_be_told_is_shown_all_the_same(board: Board) -> None:
     ended = worker(board, "class E(Exception):\n    def __str__(self): raise OSError()\nraise E()")
     words = board.last_words(0)
