@@ -16,11 +16,13 @@ import msgspec
 
 from outlast.protocol.failures import Failure, Tried
 from outlast.protocol.membership import Over
+from outlast.tracebacks import condensed
 
 WIDTH = 100
 SHOWN_RANKS = 6  # of those that followed
 SHOWN_TRIED = 6
-SHOWN_TRACE = 14  # lines
+SHOWN_TRACE = 14  # lines, and more where the user's own frames need them
+SHOWN_TAIL = 8  # lines of the log
 SHOWN_GPUS = 8  # lines about them
 
 
@@ -33,6 +35,7 @@ class First(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     exit_code: int | None
+    hung: bool = False  # and was ended for it
     at: str
     ran: float | None
     step: int | None
@@ -96,7 +99,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         yield _part("tried", _tried(self.tried))
         yield _part("stopped", _wrapped(self.stopped))
         yield _part("what to do", _wrapped(cause.advice))
-        yield _part("traceback", first.traceback.rstrip().splitlines()[-SHOWN_TRACE:])
+        yield _part("traceback", condensed(first.traceback, SHOWN_TRACE).rstrip().splitlines())
+        yield _part("last lines", [] if first.traceback else list(first.tail[-SHOWN_TAIL:]))
         yield _part("log", [first.log] if first.log else [])
 
 
@@ -115,12 +119,13 @@ def verdict_of(over: Over) -> Verdict | None:
             host=root.host,
             pid=root.pid,
             exit_code=root.exit_code,
+            hung=bool(root.hung),
             at=moment(root.at),
             ran=account.ran,
             step=account.step,
             exception=account.exception,
             message=account.said,
-            traceback=account.traceback or (root.message if "\n" in root.message else ""),
+            traceback=account.traceback or _recorded(root),
             log=account.log,
             tail=account.tail,
             kernel=account.kernel,
@@ -130,6 +135,13 @@ def verdict_of(over: Over) -> Verdict | None:
         followed=tuple(_later(each, root) for each in rest),
         tried=over.tried,
     )
+
+
+def _recorded(failure: Failure) -> str:
+    """The traceback in a failure's message; of a hang the stack, whose first line says what the verdict says anyway."""
+    if "\n" not in failure.message:
+        return ""
+    return failure.message.partition("\n")[2] if failure.hung else failure.message
 
 
 def _why(failure: Failure) -> Why:
@@ -165,6 +177,8 @@ def _who(first: First) -> str:
 
 def _ended(first: First) -> str:
     code = first.exit_code
+    if first.hung:
+        return "hung, and was ended"
     if first.exception:
         said = " ".join(first.message.split())
         return f"{first.exception}: {said[:WIDTH]}" if said else first.exception

@@ -33,7 +33,7 @@ def test_the_coordinator_names_a_rank_of_another_host(
     assert right(kind, culprit, event["ranks"], event["hang"])
     assert event["text"].startswith("generation 1: ")
     (restart,) = job.told("restart")
-    root = re.match(r"restart 1 of 1: rank (\d) on node host-\d hung: ", restart["text"])
+    root = re.match(r"restart 1 of 1: rank (\d) on node host-\d hung$", restart["text"])
     assert root is not None
     assert int(root[1]) in event["ranks"]
     # One inquiry and one sentence, however many ranks were late.

@@ -152,6 +152,7 @@ class Agent:
         self._assignment: Assignment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
+        self._stopped_by = ""  # the signal that this agent got
         self._signalled_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._welcomed = False
@@ -257,7 +258,8 @@ class Agent:
             return
         self._signal = number
         interrupt = number in INTERRUPTS
-        what = "ending the job" if interrupt else "draining this node"
+        self._stopped_by = number.name
+        what = "ending the job" if interrupt or self._launch.max_nodes == 1 else "draining this node"
         log.warning("%s: %s (once more to end at once)", number.name, what)
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
 
@@ -345,7 +347,13 @@ class Agent:
             log.log(self._hangups(), "nothing heard from the coordinator: trying to reach it again")
             self._link.hang_up()
         elif isinstance(command, Exit):
-            self.abandon(command.over)
+            self.abandon(self._explained(command.over))
+
+    def _explained(self, over: Over) -> Over:
+        """In a job of one node nobody is drained: the job was stopped, and this node knows by what."""
+        if over.left and self._stopped_by and self._launch.max_nodes == 1:
+            return msgspec.structs.replace(over, reason=f"stopped by {self._stopped_by}")
+        return over
 
     def _hangups(self) -> int:
         """Once is news; a coordinator that goes on to say nothing is not."""

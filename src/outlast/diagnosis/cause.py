@@ -139,7 +139,7 @@ def _hang(evidence: Evidence) -> Cause:
         domain=Domain.FRAMEWORK,
         outlook=Outlook.MAY_HELP,
         explain="It made no progress within its time-out, and was ended.",
-        advice="The summary shows its stack; if that is in a collective, look for the rank that is not.",
+        advice="Its stack is below; if that is in a collective, look for the rank that is not.",
         seen=evidence.hung[:SHOWN],
     )
 
@@ -156,11 +156,15 @@ def _unknown(evidence: Evidence) -> Cause:
         )
     code = evidence.exit_code
     title = exit_text(code) if code is not None else "unknown"
+    if evidence.log:
+        advice = "Read the last lines of its log."
+    else:
+        advice = "Give --log-dir with --redirects=3 (or --tee=3), so that the last lines of each rank can be read."
     return Cause(
         name="unknown",
         title=title,
-        explain="Nothing that was seen of it says why it ended.",
-        advice="Give --log-dir with --redirects=3 (or --tee=3), so that the last lines of each rank can be read.",
+        explain="No signature of the catalogue knows what was seen of it.",
+        advice=advice,
         seen=title,
     )
 

@@ -227,7 +227,7 @@ def name(ranks: Sequence[Observation]) -> HangVerdict:
     """Who makes the job hang, by what was seen of all its ranks.
 
     >>> name([Observation(rank=0, node="a", stack=Stack(state="T")), Observation(rank=1, node="b")]).sentence
-    'rank 0 on a is the one that others wait for: its process is stopped (by SIGSTOP or a debugger)'
+    'rank 0 on a hangs: its process is stopped (by SIGSTOP or a debugger)'
     """
     seen = sorted((rank for each in ranks for rank in _Rank(each).each_of(each.ranks)), key=lambda each: each.rank)
     out = [each for each in seen if each.abnormal]
@@ -235,13 +235,13 @@ def name(ranks: Sequence[Observation]) -> HangVerdict:
     unseen = [each for each in seen if each.unseen]
     waits = [each for each in seen if each.wait]
     if out:
-        return _blame(out, waits, among=seen)
+        return _blame(out, waits)
     if not waits:
         return _nobody_waits(busy, unseen)
     if busy:
-        return _blame(_behind(busy), waits, among=seen)
+        return _blame(_behind(busy), waits)
     if unseen:
-        return _blame(unseen, waits, among=seen)
+        return _blame(unseen, waits)
     return _all_wait(waits)
 
 
@@ -279,7 +279,7 @@ def place(frame: Frame) -> str:
 def _all_wait(waits: Sequence[_Rank]) -> HangVerdict:
     pair = [each for each in waits if each.wait and each.wait.what in BETWEEN_TWO]
     if pair:
-        return _blame(_behind(pair), _but(waits, pair), among=waits, kind=HangKind.PAIR)
+        return _blame(_behind(pair), _but(waits, pair), kind=HangKind.PAIR)
     groups = _grouped(waits, lambda each: each.wait)
     if len(groups) == 1:
         groups = _grouped(waits, lambda each: each.step)
@@ -296,7 +296,7 @@ def _all_wait(waits: Sequence[_Rank]) -> HangVerdict:
     others = _but(waits, first)
     # A rank that surely waits is in the wrong collective; of one that only may, it is better to say where it is.
     kind = HangKind.MISMATCH if all(each.surely_waits == first[0].surely_waits for each in others) else None
-    return _blame(others, first, among=waits, kind=kind)
+    return _blame(others, first, kind=kind)
 
 
 def _nobody_waits(busy: Sequence[_Rank], unseen: Sequence[_Rank]) -> HangVerdict:
@@ -305,24 +305,22 @@ def _nobody_waits(busy: Sequence[_Rank], unseen: Sequence[_Rank]) -> HangVerdict
     busy = _still(busy)
     groups = _grouped(busy, _Rank.where)
     if len(groups) > 1 and len(groups[0]) > len(busy) / 2:
-        return _blame(_but(busy, groups[0]), groups[0], among=busy)
+        return _blame(_but(busy, groups[0]), groups[0])
     behind = _behind(busy)
     late = [each for each in busy if each.late]
     if len(behind) == len(busy) > len(late) > 0:
-        return _blame(late, (), among=busy)
+        return _blame(late, ())
     if len(behind) < len(busy) or len(groups) == 1:
-        return _blame(behind, (), among=busy)
-    return _blame(busy, (), among=busy, kind=HangKind.UNKNOWN)
+        return _blame(behind, ())
+    return _blame(busy, (), kind=HangKind.UNKNOWN)
 
 
-def _blame(
-    culprits: Sequence[_Rank], waits: Sequence[_Rank], *, among: Sequence[_Rank], kind: HangKind | None = None
-) -> HangVerdict:
+def _blame(culprits: Sequence[_Rank], waits: Sequence[_Rank], *, kind: HangKind | None = None) -> HangVerdict:
     starting = bool(waits) and all(each.wait and each.wait.what in INIT for each in waits)
     shown = culprits[:MOST_NAMED]
     kinds = [kind or each.kind(starting) for each in shown]
     stuck = [each.stuck(each_kind) for each, each_kind in zip(shown, kinds, strict=True)]
-    if len(among) > len(culprits):
+    if waits:
         are = "is the one that others wait for" if len(culprits) == 1 else "are those that others wait for"
     else:
         are = "hangs" if len(culprits) == 1 else "hang"

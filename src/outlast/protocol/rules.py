@@ -27,6 +27,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     eviction_limit: int = 3  # nodes left out in an hour
     straggler: str = "warn"  # what is done about ranks that are slower than the others: "warn", "exclude", "off"
     straggler_factor: float = 1.2
+    safety_factor: float = 5.0  # of calibrated time-outs
     planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
     network_check: bool = False  # nodes are checked before they are let in

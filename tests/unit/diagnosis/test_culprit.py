@@ -80,6 +80,12 @@ def test_a_rank_that_still_imports_torch_does_not_wait() -> None:
     assert waiting(stack(Frame("__call__", operators, 1))) is not None
 
 
+def test_nobody_is_said_to_wait_where_nobody_does() -> None:
+    sentence = judged(stack(Frame("load", "/src/train.py", 7)), stack(Frame("load", "/src/train.py", 7))).sentence
+    assert sentence.startswith("ranks 0, 1 on ")
+    assert "wait for" not in sentence
+
+
 def test_a_process_in_uninterruptible_sleep_is_the_one() -> None:
     verdict = judged(collective(), Stack(state="D", wchan="nfs_wait_bit_killable"), collective())
     assert (verdict.culprits, verdict.kind) == ((1,), HangKind.UNINTERRUPTIBLE)

@@ -47,6 +47,43 @@ def test_it_says_what_failed_first_and_all_that_a_person_needs() -> None:
     assert len(text.splitlines()) < 30
 
 
+def test_a_rank_that_hung_is_not_said_to_have_died_of_a_signal_and_its_sentence_stands_there_once() -> None:
+    clock = "it made no step for 30 s"
+    cause = msgspec.structs.replace(FULL, name="hang", title="the rank hung", seen=clock)
+    message = (
+        f'Hung: {clock}; ended with SIGKILL\n  It was at (most recent call last):\n    File "train.py", line 7, in f'
+    )
+    hung = failure(3, cause, 1.0, hung=clock, exit_code=-9, message=message, account=Account())
+    verdict = verdict_of(Over(False, "rank 3 on node b hung, and no restart is allowed", (hung,)))
+    assert verdict is not None
+    text = verdict.text()
+    assert "failed first: rank 3 on node b (host h): hung, and was ended" in text
+    assert text.count(clock) == 1
+    assert "SIGKILL" not in text
+    assert 'File "train.py", line 7' in text
+
+
+def test_without_a_traceback_the_last_lines_of_the_log_are_shown() -> None:
+    lines = tuple(f"line {number}" for number in range(20))
+    account = Account(log="/l/1", tail=lines)
+    verdict = verdict_of(Over(False, "over", (failure(3, FULL, 1.0, account=account),)))
+    assert verdict is not None
+    text = verdict.text()
+    assert "last lines:   line 12\n" in text
+    assert "line 19\nlog:          /l/1" in text
+    assert "line 11" not in text
+
+
+def test_the_users_own_frames_stay_in_a_long_traceback() -> None:
+    library = '  File "/v/lib/python3.11/site-packages/torch/x.py", line 1, in forward\n    y\n'
+    trace = "Traceback (most recent call last):\n" + '  File "/home/me/train.py", line 3, in main\n    model(x)\n'
+    account = Account(exception="ValueError", said="bad", traceback=trace + 30 * library + "ValueError: bad\n")
+    verdict = verdict_of(Over(False, "over", (failure(3, FULL, 1.0, account=account),)))
+    assert verdict is not None
+    assert '  File "/home/me/train.py", line 3, in main' in verdict.text()
+    assert "29 frames of libraries" in verdict.text()
+
+
 def test_as_json_it_is_the_same() -> None:
     verdict = verdict_of(Over(False, "over", (failure(3, FULL, 1.0),)))
     assert verdict is not None

@@ -191,6 +191,7 @@ class CoordinatorLocation:
             eviction_limit=settings.eviction_limit,
             straggler=settings.straggler,
             straggler_factor=settings.straggler_factor,
+            safety_factor=settings.safety_factor,
             planned_change_timeout=settings.planned_change_timeout,
             alone=launch.endpoint.port == 0,
             network_check=settings.network_check or launch.check_only,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from outlast.core.hangs.rank_clocks import aged, merged
+from outlast.core.hangs.rank_clocks import SAFETY_FACTOR, Timeouts, aged, calibrated, merged
 from outlast.protocol.hangs import Agreed, Measure, Measures
 from outlast.protocol.membership import Report
 
@@ -26,7 +26,8 @@ class CalibrationRounds:
     Agreed(measures=Measures(round=1, longest={'heartbeat': 3.0}))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, factor: float = SAFETY_FACTOR) -> None:
+        self._factor = factor  # of the time-outs that agents make of it
         self.round = 0
         self.agreed = Measures(0)
         self._before: Mapping[str, float] = {}  # agreed on when the present generation began
@@ -57,8 +58,11 @@ class CalibrationRounds:
         if longest.keys() == said.keys() and all(said[w] / NEWS <= s <= said[w] * NEWS for w, s in longest.items()):
             return ""
         self._said = longest
-        times = ", ".join(f"{what} {seconds:.3g} s" for what, seconds in sorted(longest.items()))
-        return f"calibration {self.round}: the longest so far are {times}"
+        made = calibrated(Timeouts(), longest, factor=self._factor)
+        sections = {f"section {name!r}": seconds for name, seconds in sorted(made.sections.items())}
+        times = {"start-up": made.startup, "heartbeat": made.heartbeat, "outside sections": made.outside, **sections}
+        listed = ", ".join(f"{what} {seconds:.3g} s" for what, seconds in times.items() if seconds is not None)
+        return f"calibration {self.round}: the time-outs are now {listed}"
 
     def regroup(self, members: Collection[str]) -> None:
         """A new generation: those who are gone are not waited for, and those who came have nothing to say yet.

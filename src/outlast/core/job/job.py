@@ -117,7 +117,7 @@ class Job:
         self._evictions = Evictions(rules)
         self._gate = Gate(rules)
         self._fresh = False  # the next generation uses nothing that is kept between restarts
-        self._calibration = CalibrationRounds()
+        self._calibration = CalibrationRounds(rules.safety_factor)
         self._change = Change(rules)  # that is planned, in this generation
         self._dealer = Dealer()  # of shards, to whoever asks for them
         self._inquiry = Inquiry(0)  # about ranks that are late, in this generation
@@ -489,7 +489,8 @@ class Job:
         leaves = report.leaving is Leaving.DRAIN and node.place not in self._excluded
         if leaves and name in self._unfinished and self.phase is not Phase.STOPPING:
             # Its workers run on until they are told to stop: what failed before is not a consequence.
-            self._plan(f"node {node.name} is draining", now)
+            alone = self.rules.max_nodes == 1
+            self._plan("the job was told to stop" if alone else f"node {node.name} is draining", now)
         if report.generation != self.generation:
             return
         if self.phase is Phase.RUNNING:
@@ -648,7 +649,8 @@ class Job:
         """Whether nobody has been here for too long: then the job is over."""
         if self._empty is None or now < self._empty:
             return False
-        self._end(False, "no node is left", now)
+        stopped = self.rules.max_nodes == 1 and any(node.leaving for node in self._nodes.values())
+        self._end(False, "it was told to stop" if stopped else "no node is left", now)
         return True
 
     def _while_gathering(self, now: float) -> None:
@@ -916,7 +918,7 @@ class Job:
         named = self._change.named
         if halt := self._change.hear(name, halted):
             self._tell_all(halt)
-            if not named:
+            if not named and self._change.able:
                 which = f"generation {self.generation}"
                 self._note(f"{which}: all ranks save before it ends ({self._change.why})", NoteKind.WAIT)
 

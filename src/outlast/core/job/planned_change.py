@@ -66,6 +66,11 @@ class Change:
         return self._at > 0
 
     @property
+    def able(self) -> bool:
+        """Whether all ranks that were heard of come to boundaries, and so can save."""
+        return not self._unable
+
+    @property
     def planned(self) -> bool:
         return self._until is not None
 

@@ -53,7 +53,7 @@ def what(failure: Failure) -> str:
     """
     who, code = f"rank {failure.rank} on node {failure.node}", failure.exit_code
     if failure.hung:
-        return f"{who} hung: {failure.hung}"
+        return f"{who} hung"  # where and how long has been said when it was found
     # Ended together with another, it may have been stopped for that one while it was still telling of its own end.
     first = f"{failure.account.exception}, then " if code < 0 and failure.account.exception else ""
     return f"{who} failed ({first}{f'exit code {code}' if code >= 0 else f'signal {-code}'})"

@@ -292,7 +292,7 @@ def test_the_culprit_is_the_root_failure_though_the_clock_of_another_ran_out_fir
     here.say("a", 11.0, state=State.FAILED, failures=(failure(0, "a"),))
     here.say("b", 11.1, state=State.FAILED, failures=(failure(3, "b", culprit=True),))
     texts = [c.text for c in ended(here) if isinstance(c, Note)]
-    assert "restart 1 of 3: rank 3 on node b hung: it is late" in texts
+    assert "restart 1 of 3: rank 3 on node b hung" in texts
 
 
 def test_a_rank_that_failed_by_itself_stays_the_root() -> None:

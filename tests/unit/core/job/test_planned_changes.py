@@ -135,6 +135,13 @@ def test_a_generation_ends_for_a_node_that_joins_only_when_all_ranks_have_saved(
     assert set(sent(here.clear("a", "b"), Start)) == {"a", "b", "c"}
 
 
+def test_nobody_says_that_ranks_save_where_some_never_do(here: Rehearsal) -> None:
+    here.join("c", now=2.0)
+    here.say("a", 2.1, halted=at(3))
+    told = notes(here.say("b", 2.1, halted=Halted(at=0, able=False, passed=0)))
+    assert "all ranks save" not in told
+
+
 def test_a_node_that_drains_is_kept_until_all_ranks_have_saved(here: Rehearsal) -> None:
     assert halts(here.say("b", 2.0, leaving=Leaving.DRAIN)).keys() == {"a", "b"}
     here.say("a", 2.1, halted=at(3))
