@@ -88,7 +88,7 @@ def main() -> None:
             codes = [node.wait(PATIENCE) for node in nodes]
             lines = [line for node in nodes for line in node.lines if "hangs since" in line or "seems to hang" in line]
             text = Path(directory, how.replace(" ", "-")).read_text()
-            said = [event["text"] for line in text.splitlines() if (event := json.loads(line))["kind"] == "hang"]
+            said = [event["text"] for line in text.splitlines() if (event := json.loads(line))["event"] == "hang"]
             longest = nodes[0].wait_for(r"the longest was (\d+) s", anywhere=True)[1]
             alarms += len(lines) + len(said)
             print(f"{how}: exit codes {codes}, the longest wait was {longest} s, {len(lines) + len(said)} false alarms")

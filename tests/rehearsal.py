@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.job.commands import Command, Note, Remember, Send
+from outlast.core.job.commands import Command, Publish, Remember, Send
 from outlast.core.job.inputs import Event, Joined, Reported
 from outlast.core.job.job import Job, Phase
 from outlast.core.succession.authority import Memory
 from outlast.core.tick import Tick
+from outlast.events.events import Level, level_of
+from outlast.events.sentences import sentence
 from outlast.protocol.failures import Account, Failure, ReportedCause
 from outlast.protocol.generations import Start, Stop
 from outlast.protocol.membership import Ack, Join, Report, State
@@ -179,4 +181,15 @@ def running(*nodes: str, **rules: Any) -> FailingJob:
 
 
 def notes(commands: list[Any]) -> str:
-    return "\n".join(command.text for command in commands if isinstance(command, Note))
+    return "\n".join(texts(commands))
+
+
+def texts(commands: list[Any]) -> list[str]:
+    """What people are told."""
+    told = [event for event in published(commands, object) if level_of(event) is not Level.QUIET]
+    return [line for event in told for line in sentence(event).splitlines()]
+
+
+def published(commands: list[Any], kind: type) -> list[Any]:
+    """The events of this kind."""
+    return [command.event for command in commands if isinstance(command, Publish) and isinstance(command.event, kind)]

@@ -12,13 +12,12 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
 from outlast.core.job.commands import Command
-from outlast.core.job.decisions import decisions
+from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event
 from outlast.core.succession.authority import Memory
 from outlast.protocol.membership import PROTOCOL
@@ -62,15 +61,6 @@ class JournalCut(msgspec.Struct, frozen=True, tag="cut"):
 Record = Began | Happened | Remembered | JournalCut
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
-
-
-def digest(lines: Sequence[str]) -> str:
-    """A short name for a list of decisions.
-
-    >>> digest(["a"]) == digest(["a"]) != digest(["b"])
-    True
-    """
-    return blake2b("\n".join(lines).encode(), digest_size=8).hexdigest() if lines else ""
 
 
 class JournalDamaged(Exception):
@@ -165,7 +155,7 @@ class Journal:
     def flush(self) -> None:
         """Write what has happened."""
         happened, self._pending = self._pending, []
-        self._write([Happened(at, event, acts, digest(decisions(commands))) for at, event, acts, commands in happened])
+        self._write([Happened(at, event, acts, digest_of(commands)) for at, event, acts, commands in happened])
 
     def _write(self, records: Sequence[Record]) -> None:
         texts = [_encoder.encode(record) for record in records]

@@ -23,13 +23,11 @@ def test_a_rank_that_becomes_slow_is_named_with_node_section_and_step_and_nobody
         a.wait_for(r"generation 1: rank 3 on b is no longer [\d.]+ times slower than the others in section 'forward'")
         finished(a, b)
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    begins, ends = (event for event in events if event["kind"] == "straggler")
-    assert (begins["straggler"], begins["ranks"], begins["nodes"], begins["section"]) == (
-        "begins", [3], ["b"], "forward"
-    )  # fmt: skip
+    begins, ends = (event for event in events if event["event"] == "straggler")
+    assert (begins["over"], begins["ranks"], begins["node"], begins["section"]) == (None, [3], "b", "forward")
     assert 3 < begins["factor"] < 20
     assert abs(begins["since"] - FIRST) <= FIRST // 2  # what is told at a time is a second: thirty quick steps or so
-    assert (ends["straggler"], ends["ranks"], ends["since"]) == ("ends", [3], begins["since"])
+    assert (ends["over"] > ends["since"], ends["ranks"], ends["since"]) == (True, [3], begins["since"])
 
 
 def test_if_it_is_asked_for_the_job_goes_on_without_the_node_of_a_slow_rank(tmp_path: Path) -> None:
@@ -46,5 +44,5 @@ def test_if_it_is_asked_for_the_job_goes_on_without_the_node_of_a_slow_rank(tmp_
         nodes[0].wait_for(r"generation 2: 2 nodes, 2 ranks \(a, c\)")
         finished(*nodes)
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [event["straggler"] for event in events if event["kind"] == "straggler"] == ["begins", "ends"]
+    assert [event["over"] is None for event in events if event["event"] == "straggler"] == [True, False]
     assert events[-1]["text"].endswith("2 generations, 0 restarts)")

@@ -30,8 +30,8 @@ from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 
 from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
 from outlast.core.job.commands import Command as Decision
-from outlast.core.job.commands import Cordon, Note, Raise, Remember, Send
-from outlast.core.job.decisions import decisions
+from outlast.core.job.commands import Publish, Remember, Send
+from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event, Joined, Lost
 from outlast.core.job.job import FIRST_NODE, Job, Phase
 from outlast.core.membership.roster import world_of
@@ -40,6 +40,9 @@ from outlast.core.node import inputs as node_inputs
 from outlast.core.node.node import FIRST_PATIENCE, Node
 from outlast.core.succession.authority import Memory
 from outlast.core.tick import Tick
+from outlast.events.events import GenerationEnding, JobEvent, NodeExcluded
+from outlast.events.reasons import PlannedEnd, Saved
+from outlast.events.sentences import sentence
 from outlast.protocol.checks import Findings, Probe
 from outlast.protocol.failures import FailoverStrategy, Failure
 from outlast.protocol.generations import Assignment, Halted, Start
@@ -180,7 +183,7 @@ class Life:
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.timer = NEVER
         self.term = core.term
-        self.journal: list[tuple[Event, float, str, list[str]]] = []
+        self.journal: list[tuple[Event, float, str, str]] = []
 
     @property
     def job(self) -> Job:
@@ -263,7 +266,7 @@ class Simulation:
             events = _events.decode(_encode([entry[:3] for entry in life.journal]))
             for (event, at, answers), (_, _, _, made) in zip(events, life.journal, strict=True):
                 fresh.foretell(answers)
-                again = decisions(fresh.handle(event, at))
+                again = digest_of(fresh.handle(event, at))
                 if again != made:
                     raise Violation("replay gives the same decisions", f"{term} {event}: {again}, not {made}")
 
@@ -352,21 +355,16 @@ class Simulation:
             if isinstance(command, Write):
                 self._send_down(command.connection, command.message)
             elif isinstance(command, JournalEntry):
-                c.journal.append((command.event, command.at, command.answers, decisions(command.decisions)))
-            elif isinstance(command, Note):
-                if "all ranks have saved" in command.text:
-                    self._check_saved(command)
-                self._tell(f"job{c.term.number},{c.term.by} == {command.text}")
+                c.journal.append((command.event, command.at, command.answers, digest_of(command.decisions)))
+            elif isinstance(command, Publish):
+                self._published(c, command.event)
             elif isinstance(command, Remember):
                 c.host.journal.append(_encode(command.memory))
-            elif isinstance(command, Cordon) and command.reason in (UNFIT, "nothing was heard of its check"):
-                if any(one.fit for one in self._agents.values() if f"host{one.host.number}" == command.node):
-                    raise Violation("nobody fit is blamed", f"{command.node}: {command.reason}")
             elif isinstance(command, Close | Break):
                 command.connection.closed = True
                 self._send_down(command.connection, FIN if isinstance(command, Close) else RESET)
             else:
-                assert isinstance(command, Cordon | Raise), command
+                raise AssertionError(f"nobody carries out {command}")
         self._check_over(c)
         self._arm(c)
 
@@ -875,10 +873,22 @@ class Simulation:
         halted = Halted(at=group.halt or 0, able=self.saves, passed=group.passed, sealed=group.sealed, step=step)
         self._to_node(group.agent, node_inputs.Halting(group.place.generation, halted))
 
-    def _check_saved(self, note: Note) -> None:
+    def _published(self, c: Life, event: JobEvent) -> None:
+        if self.story is not None:
+            self._tell(f"job{c.term.number},{c.term.by} == {sentence(event)}")
+        if isinstance(event, GenerationEnding) and isinstance(event.reason, PlannedEnd):
+            self._check_saved(event.reason)
+        elif isinstance(event, NodeExcluded) and event.why in (UNFIT, "nothing was heard of its check"):
+            blamed = [one for one in self._agents.values() if f"host{one.host.number}" == event.node]
+            if any(one.fit for one in blamed):
+                raise Violation("nobody fit is blamed", f"{event.node}: {event.why}")
+
+    def _check_saved(self, planned: PlannedEnd) -> None:
+        if planned.saved is not Saved.ALL:
+            return
         self.saved += 1
         if {(group.halt, group.sealed) for group in self._groups} != {(self._groups[0].halt, self._groups[0].halt)}:
-            raise Violation("all ranks save at the same boundary", note.text)
+            raise Violation("all ranks save at the same boundary", f"{planned}")
 
     def _work_done(self, generation: int) -> None:
         if any(group.halt is not None for group in self._groups) and self.saves:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import pytest
 from invariants import Violation
 from simulator import Simulation
 
-from outlast.core.job import job as job_module
-from outlast.core.job.commands import Command, NoteKind
+from outlast.core.job.commands import Command
 from outlast.core.job.inputs import Event, Lost
 from outlast.core.job.job import Job, Phase
+from outlast.core.membership.admissions import Admissions
 from outlast.core.membership.member import Member
 from outlast.core.membership.roster import Candidate
 from outlast.core.node.node import Node
+from outlast.core.succession import succession as succession_module
 from outlast.core.succession.authority import Authority, Electorate
+from outlast.events.events import NodeLeft
+from outlast.events.reasons import FencedNode, InheritedChange, JoinedNodes
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Ack, Join, Leaving, Report, State
 from outlast.protocol.messages import FromCoordinator
@@ -75,7 +79,7 @@ class ChargesLosses(Job):
     """Charges a restart for failures that come from a lost node."""
 
     def _while_stopping(self, now: float) -> None:
-        self._departed = []
+        self._current.reasons = []
         super()._while_stopping(now)
 
 
@@ -83,7 +87,7 @@ class ChargesJoins(Job):
     """Charges a restart for failures that come from stopping for a newcomer."""
 
     def _while_stopping(self, now: float) -> None:
-        self._departed = [why for why in self._departed if not why.endswith("joined")]
+        self._current.reasons = [why for why in self._current.reasons if not isinstance(why, JoinedNodes)]
         super()._while_stopping(now)
 
 
@@ -91,7 +95,7 @@ class ChargesTheCutOff(Job):
     """Charges a restart for failures that come from a node that was cut off, and stopped its workers."""
 
     def _while_stopping(self, now: float) -> None:
-        self._departed = [why for why in self._departed if "cut off" not in why]
+        self._current.reasons = [why for why in self._current.reasons if not isinstance(why, FencedNode)]
         super()._while_stopping(now)
 
 
@@ -99,7 +103,7 @@ class ForgivesEverything(Job):
     """Never charges a restart."""
 
     def _while_stopping(self, now: float) -> None:
-        self._departed.append("nothing")
+        self._current.reasons.append(InheritedChange())
         super()._while_stopping(now)
 
 
@@ -107,9 +111,9 @@ class NeverGivesUp(Job):
     """Forgets when it wanted to stop waiting for nodes."""
 
     def deadline(self) -> float | None:
-        pend, self._pend = self._pend, None
+        pend, self._admissions.pend = self._admissions.pend, None
         due = super().deadline()
-        self._pend = pend
+        self._admissions.pend = pend
         return due
 
 
@@ -128,14 +132,20 @@ class WakesForNothing(Job):
         return self._empty if self.phase is Phase.STOPPING and self._empty is not None else due
 
 
-class KeepsTheReady(Job):
+class ReadyForEver(Admissions):
     """Goes on counting on nodes that were ready once."""
 
-    def _place(self, name: str, node: Member) -> None:
+    def place(self, name: str) -> None:
         before = self._nodes.ready.get(name)
-        super()._place(name, node)
+        super().place(name)
         if before is not None:
             self._nodes.ready[name] = before
+
+
+class KeepsTheReady(Job):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._admissions.__class__ = ReadyForEver
 
 
 class SaysThingsOnce(Job):
@@ -149,8 +159,8 @@ class OneIsEnough(Job):
     """Takes the first node that finishes for all."""
 
     def _while_running(self, now: float) -> None:
-        if len(self._unfinished) < len(self._roster):
-            self._unfinished.clear()
+        if len(self._current.unfinished) < len(self._current.roster):
+            self._current.unfinished.clear()
         super()._while_running(now)
 
 
@@ -163,7 +173,7 @@ class Remembers(Job):
         Remembers.lives += 1
         super()._joined(join, now)
         if Remembers.lives % 2:
-            self._note("it is an odd one", NoteKind.NODE)
+            self._out.publish(NodeLeft(generation=0, node="an odd one"))
 
 
 class StartsWithoutALease(Node):
@@ -246,7 +256,7 @@ class LeasesWithoutAuthority(Job):
 
     def _ack(self, name: str, node: Member, now: float) -> None:
         node.acked(node.report.seq, now)
-        self._send(name, Ack(node.report.seq, self.term.number, True))
+        self._out.send(name, Ack(node.report.seq, self.term.number, True))
 
 
 class ActsAtOnce(Job):
@@ -254,8 +264,8 @@ class ActsAtOnce(Job):
 
     def _while_gathering(self, now: float) -> None:
         super()._while_gathering(now)
-        if self._gathering.took_over:
-            self._free = None
+        if self._succession.gathering.took_over:
+            self._succession.free = None
             super()._while_gathering(now) if self.phase is Phase.GATHERING else None
 
 
@@ -264,9 +274,9 @@ class PlainNumbers(Job):
 
     def _form(self, size: int, now: float) -> None:
         number, newest = self.term, self._authority.newest
-        self.term = Term(newest.formed if newest is not None else 1, number.by)
+        self._succession.term = Term(newest.formed if newest is not None else 1, number.by)
         super()._form(size, now)
-        self.term = number
+        self._succession.term = number
 
 
 class BeginsAnew(Job):
@@ -280,7 +290,7 @@ class Guesses(Job):
     """Takes every failure that it finds for the reason why a generation was stopped."""
 
     def _while_gathering(self, now: float) -> None:
-        self._hearsay = False
+        self._current.hearsay = False
         super()._while_gathering(now)
 
 
@@ -290,7 +300,7 @@ class StartsAfresh(Job):
     def _while_gathering(self, now: float) -> None:
         super()._while_gathering(now)
         if self.phase is Phase.RUNNING:
-            self._depart("a new coordinator has come")
+            self._depart(InheritedChange())
 
 
 class NoPromise(Node):
@@ -442,7 +452,7 @@ def test_a_broken_node_is_caught(mutant: type[Node], invariant: str) -> None:
 def test_a_broken_authority_is_caught(
     mutant: type[Authority], job: type[Job], invariant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_module, "Authority", mutant)
+    monkeypatch.setattr(succession_module, "Authority", mutant)
     assert caught(job, mutant=mutant.__name__)[1] == invariant
 
 
@@ -459,7 +469,7 @@ def by_name(members: list[Candidate], **_: object) -> list[Candidate]:
     [
         ("job.job.lease_of", lambda rules: 1.5 * rules.node_timeout, "one generation"),
         ("membership.roster.rank", by_name, "infrastructure ranks"),
-        ("job.job.world_of", without_unit, "the world's size"),
+        ("membership.admissions.world_of", without_unit, "the world's size"),
     ],
 )
 def test_a_broken_rule_is_caught(

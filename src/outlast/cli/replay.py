@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from outlast.cli.flags import Parser
-from outlast.core.job.decisions import decisions
+from outlast.core.job.decisions import digest_of, lines
 from outlast.core.job.inputs import Asked, Event, Joined, Lost, Reported, Saw, Straggled
 from outlast.core.job.job import Job
-from outlast.journal import Began, Happened, JournalCut, JournalDamaged, Record, digest, read
+from outlast.journal import Began, Happened, JournalCut, JournalDamaged, Record, read
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,12 +64,12 @@ class Replay:
             elif isinstance(record, Happened) and job is not None:
                 self.events += 1
                 job.foretell(record.acts)
-                made = decisions(job.handle(record.event, record.at))
-                same = digest(made) == record.digest
+                made = job.handle(record.event, record.at)
+                same = digest_of(made) == record.digest
                 self.different += not same
                 mark = " " if same else "!"
                 yield f"{mark}{record.at - began:+10.3f} {_told(record.event)}"
-                yield from (f"{mark}           {line}" for line in made)
+                yield from (f"{mark}           {line}" for line in lines(made))
 
 
 def _told(event: Event) -> str:

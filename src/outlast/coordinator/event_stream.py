@@ -1,4 +1,4 @@
-"""What people are told, for programs: the coordinator appends a JSON line to a file for each of its decisions."""
+"""Events for programs: the coordinator appends a JSON line to a file for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 
 import msgspec
 
-from outlast.core.job.commands import Note
+from outlast.events.events import VERSION, JobEvent
+from outlast.events.sentences import sentence
 from outlast.protocol.succession import Term
 
 log = logging.getLogger("coordinator")
@@ -18,7 +19,7 @@ _encoder = msgspec.json.Encoder()
 class EventStream:
     """The file of `--ft-events`. It never keeps the job from going on: what cannot be written is said once.
 
-    stream = EventStream("events.jsonl", job="j"); stream.append(note, run="4f", term=Term(1, "a"))
+    stream = EventStream("events.jsonl", job="j"); stream.append(event, run="4f", term=Term(1, "a"))
     """
 
     def __init__(self, path: str, *, job: str) -> None:
@@ -31,37 +32,19 @@ class EventStream:
         except OSError as error:
             self._give_up(error)
 
-    def append(self, note: Note, *, run: str, term: Term) -> None:
+    def append(self, event: JobEvent, *, run: str, term: Term) -> None:
         """Write one line, whole or not at all, so that several jobs may share a file."""
         if self._file is None:
             return
         line = {
+            "version": VERSION,
             "time": time.time(),
             "job": self._job,
             "run": run,
             "term": term.number,
-            "generation": note.generation,
-            "kind": note.kind.value,
-            "text": note.text,
+            **msgspec.to_builtins(event),
+            "text": sentence(event),
         }
-        if note.verdict is not None:
-            line |= {
-                "ranks": note.verdict.culprits,
-                "nodes": note.verdict.nodes,
-                "where": note.verdict.where,
-                "hang": note.verdict.kind.value,
-            }
-        if note.straggler is not None:
-            found = note.straggler.straggler
-            line |= {
-                "straggler": "begins" if found.over is None else "ends",
-                "ranks": found.ranks,
-                "nodes": [note.straggler.node],
-                "section": found.section,
-                "factor": round(found.factor, 3),
-                "since": found.since,
-                "over": found.over,
-            }
         try:
             os.write(self._file, _encoder.encode(line) + b"\n")
         except OSError as error:

@@ -16,11 +16,13 @@ import msgspec
 
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
-from outlast.core.job.commands import Cordon, Note, NoteKind, Raise, Remember, Reply
-from outlast.core.job.job import FIRST
+from outlast.core.job.commands import Publish, Remember, Reply
 from outlast.core.succession.authority import Memory
+from outlast.core.succession.succession import FIRST
+from outlast.events.events import JobEvent, level_of
+from outlast.events.sentences import sentence
 from outlast.journal import Began, Journal
-from outlast.platforms.plugins import Alarm, Faulty, Plugins
+from outlast.platforms.plugins import Plugins, notice_of
 from outlast.protocol.membership import Join, Over
 from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.requests import Ask
@@ -35,8 +37,6 @@ READ = 1 << 16
 ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
 PROBES = 3  # that a host leaves unanswered, a second apart, before its connection counts as broken
 BACKLOG = 4096  # the whole of a large job may knock at the same moment
-
-LEVELS = {NoteKind.HANG: logging.ERROR, NoteKind.STRAGGLER: logging.WARNING}
 
 log = logging.getLogger("coordinator")
 _decoder = msgspec.msgpack.Decoder(FromAgent)
@@ -266,21 +266,26 @@ class Server:
             self._over.set_result(self.core.outcome)
         self._arm()
 
-    def _tell(self, command: Note | Remember | Cordon | Raise | Reply) -> None:
+    def _tell(self, command: Publish | Remember | Reply) -> None:
         """Let others than the nodes know: files, people, plug-ins."""
-        if isinstance(command, Note):
-            log.log(LEVELS.get(command.kind, logging.INFO), "%s", command.text)
-            if self._events is not None:
-                self._events.append(command, run=self.core.job.run, term=self.core.term)
+        if isinstance(command, Publish):
+            self._publish(command.event)
         elif isinstance(command, Remember):
             if self._journal is not None:
                 self._journal.remember(command.memory)
-        elif isinstance(command, Cordon):
-            self._plugins.tell(Faulty(self._rules.job, command.node, command.reason, command.seconds))
-        elif isinstance(command, Raise):
-            self._plugins.tell(Alarm(self._rules.job, command.node, command.rank, command.cause, command.text))
         else:
             log.info("%s", command.answer.text)
+
+    def _publish(self, event: JobEvent) -> None:
+        level = logging.getLevelName(level_of(event).value.upper())
+        if log.isEnabledFor(level):
+            for line in sentence(event).splitlines():
+                log.log(level, "%s", line)
+        if self._events is not None:
+            self._events.append(event, run=self.core.job.run, term=self.core.term)
+        told = notice_of(event, self._rules.job)
+        if told is not None:
+            self._plugins.tell(told)
 
     def _write_down(self, happened: JournalEntry) -> None:
         if self._journal is not None:

@@ -14,12 +14,13 @@ from typing import Generic, TypeVar
 import msgspec
 
 from outlast.core.job.commands import Command as Decision
-from outlast.core.job.commands import Cordon, Drop, Note, Raise, Remember, Reply, Send
+from outlast.core.job.commands import Drop, Publish, Remember, Reply, Send
 from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
-from outlast.core.job.job import FIRST, Job
+from outlast.core.job.job import Job
 from outlast.core.membership.liveness import ORPHANS, Liveness
 from outlast.core.stragglers.stragglers import Stragglers
 from outlast.core.succession.authority import Memory
+from outlast.core.succession.succession import FIRST
 from outlast.core.tick import Tick
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
@@ -62,9 +63,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
     decisions: list[Decision]
 
 
-Command = (
-    Write[Connection] | Close[Connection] | Break[Connection] | JournalEntry | Reply | Note | Remember | Cordon | Raise
-)
+Command = Write[Connection] | Close[Connection] | Break[Connection] | JournalEntry | Reply | Publish | Remember
 
 
 class Coordinator(Generic[Connection]):
@@ -73,7 +72,7 @@ class Coordinator(Generic[Connection]):
     >>> rules = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=2)
     >>> coordinator: Coordinator[str] = Coordinator(rules, now=0.0)
     >>> coordinator.standing(now=0.0)
-    Standing(term=Term(number=1, by=''), acting=True)
+    Standing(term=Term(number=1, by=''), acting=True, job='j')
     """
 
     def __init__(

@@ -20,6 +20,9 @@ from typing import Any
 
 import msgspec
 
+from outlast.events.events import JobEvent, JobOver, NodeExcluded, Restarting
+from outlast.events.sentences import sentence
+
 log = logging.getLogger("coordinator")
 
 PLATFORMS, MONITORS = "outlast.platforms", "outlast.error_monitors"
@@ -45,6 +48,16 @@ class Alarm(msgspec.Struct, frozen=True, tag="alarm"):
     rank: int
     cause: str
     text: str
+
+
+def notice_of(event: JobEvent, job: str) -> Faulty | Alarm | None:
+    """What plug-ins are told of an event: of nodes that are excluded for a while, and of failures."""
+    if isinstance(event, NodeExcluded) and event.seconds is not None:
+        return Faulty(job, event.node, event.why, event.seconds)
+    if isinstance(event, Restarting | JobOver) and event.failure is not None:
+        failure = event.failure
+        return Alarm(job, failure.node, failure.rank, failure.cause or "unknown", sentence(event))
+    return None
 
 
 class Platform(ABC):

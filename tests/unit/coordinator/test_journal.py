@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from outlast import journal as journals
-from outlast.core.job.commands import Note, NoteKind
+from outlast.core.job.commands import Publish
+from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Lost
 from outlast.core.succession.authority import Electorate, Memory
 from outlast.core.tick import Tick
+from outlast.events.events import NodeLeft
 from outlast.journal import (
     Began,
     Happened,
@@ -22,7 +24,6 @@ from outlast.journal import (
     JournalDamaged,
     Record,
     Remembered,
-    digest,
     read,
     recall,
 )
@@ -38,6 +39,9 @@ def memory(term: int, outcome: Over | None = None) -> Memory:
     return Memory(run="r", term=term, electorates=(electorate,), outcome=outcome)
 
 
+DECISION = Publish(NodeLeft(generation=1, node="a"))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A journal of six records."""
@@ -47,7 +51,7 @@ def path(tmp_path: Path) -> Path:
     journal.happened(1.0, Lost("a", "gone"), "", [])
     journal.flush()
     journal.remember(memory(1))
-    journal.happened(2.0, Tick(), "01", [Note("a decision", NoteKind.WAIT, 1)])
+    journal.happened(2.0, Tick(), "01", [DECISION])
     journal.flush()
     journal.remember(memory(2))
     journal.happened(3.0, Tick(), "", [])
@@ -69,7 +73,7 @@ def whole(data: bytes) -> list[Record]:
 def test_what_is_written_is_read(path: Path) -> None:
     records = list(read(path.read_bytes()))
     assert [type(record) for record in records] == [Began, Happened, Remembered, Happened, Remembered, Happened]
-    assert records[3] == Happened(2.0, Tick(), "01", digest(["a decision"]))
+    assert records[3] == Happened(2.0, Tick(), "01", digest_of([DECISION]))
     assert recall(path) == memory(2)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 import msgspec
 
-from outlast.core.job.inputs import Straggled
 from outlast.core.succession.authority import Memory
-from outlast.diagnosis.culprit import HangVerdict
+from outlast.events.events import JobEvent
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.requests import Answer
 
@@ -38,46 +35,10 @@ class Remember(msgspec.Struct, frozen=True):
     memory: Memory
 
 
-class NoteKind(str, Enum):
-    """What a note is about."""
+class Publish(msgspec.Struct, frozen=True):
+    """Something was decided or found: tell people, programs and plug-ins."""
 
-    GENERATION = "generation"  # one was formed, or taken over
-    END = "end"  # of a generation
-    RESTART = "restart"
-    HANG = "hang"
-    STRAGGLER = "straggler"
-    NODE = "node"  # one came, went, or was refused
-    WAIT = "wait"  # for nodes, or for ranks to save
-    CALIBRATION = "calibration"
-    CHECK = "check"  # of nodes
-    JOB = "job"  # it is over
+    event: JobEvent
 
 
-class Note(msgspec.Struct, frozen=True):
-    """A decision and its reason, for people."""
-
-    text: str
-    kind: NoteKind
-    generation: int
-    verdict: HangVerdict | None = None  # of a hang
-    straggler: Straggled | None = None
-
-
-class Cordon(msgspec.Struct, frozen=True):
-    """A node is left out because it seems to be faulty: whoever gives us nodes should know."""
-
-    node: str
-    reason: str
-    seconds: float
-
-
-class Raise(msgspec.Struct, frozen=True):
-    """A generation failed: whoever wants to hear of it should."""
-
-    node: str
-    rank: int
-    cause: str
-    text: str
-
-
-Command = Send | Drop | Reply | Remember | Note | Cordon | Raise
+Command = Send | Drop | Reply | Remember | Publish

@@ -1,35 +1,60 @@
-"""What the job decided, as lines for people: the same for the same events, to the byte."""
+"""What the job decided: as data, from which a digest is made, and as lines for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from outlast.core.job.commands import Command, Drop, Note, Reply, Send
+from outlast.core.job.commands import Command, Drop, Publish, Reply, Send
+from outlast.events.digest import digest
+from outlast.events.sentences import sentence
 from outlast.protocol.generations import Start, Stop
 from outlast.protocol.membership import Over, Refuse
+from outlast.protocol.messages import FromCoordinator
 
 
-def decisions(commands: Iterable[Command]) -> list[str]:
-    """The commands that are decisions: answers to heartbeats, and what is merely told to nodes, are none.
+def digest_of(commands: Iterable[Command]) -> str:
+    """The same for the same decisions, however they are put into words. Answers to heartbeats are no decisions."""
+    return digest([fact for command in commands if (fact := _fact(command))])
 
-    >>> from outlast.core.job.commands import NoteKind as Kind
-    >>> decisions([Note("generation 1: 1 node, 1 rank (a)", Kind.GENERATION, 1)])
-    ['generation 1: 1 node, 1 rank (a)']
+
+def lines(commands: Iterable[Command]) -> Iterator[str]:
+    """The commands that are decisions, in words.
+
+    >>> from outlast.events.events import NodeLeft
+    >>> list(lines([Publish(NodeLeft(generation=1, node="a"))]))
+    ['node a left']
     """
-    return [line for command in commands if (line := _line(command))]
+    for command in commands:
+        if isinstance(command, Publish):
+            yield from sentence(command.event).splitlines()
+        elif isinstance(command, Drop):
+            yield f"-> {command.node}: goodbye"
+        elif isinstance(command, Reply):
+            yield f"-> who asked: {command.answer.text}"
+        elif isinstance(command, Send) and (said := _said(command)):
+            yield f"-> {command.node}: {said}"
 
 
-def _line(command: Command) -> str:
-    if isinstance(command, Note):
-        return command.text
+def _fact(command: Command) -> object:
+    if isinstance(command, Publish):
+        return command.event
     if isinstance(command, Drop):
-        return f"-> {command.node}: goodbye"
+        return ("drop", command.node)
     if isinstance(command, Reply):
-        return f"-> who asked: {command.answer.text}"
-    if isinstance(command, Send):
-        said = _said(command)
-        return f"-> {command.node}: {said}" if said else ""
-    return ""
+        return ("reply", command.answer.done)
+    return _sent(command.node, command.message) if isinstance(command, Send) else None
+
+
+def _sent(node: str, message: FromCoordinator) -> object:
+    if isinstance(message, Start):
+        return ("start", node, message.assignment)
+    if isinstance(message, Stop):
+        return ("stop", node, message.generation, message.graceful)
+    if isinstance(message, Over):
+        return ("over", node, message.success, message.left)
+    if isinstance(message, Refuse):
+        return ("refuse", node)
+    return None
 
 
 def _said(command: Send) -> str:

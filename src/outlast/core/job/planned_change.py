@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from outlast.core.membership.member import Member
+from outlast.events.reasons import ChangeReason, PlannedEnd, Saved
 from outlast.protocol.generations import Halt, Halted
 from outlast.protocol.rules import Rules
 
@@ -37,19 +38,20 @@ def belongs_on_disk(rules: Rules, members: Iterable[Member]) -> bool:
 class Change:
     """The planned changes of one generation; several at once are one. Nothing is remembered: nodes repeat it.
 
+    >>> from outlast.events.reasons import JoinedNodes
     >>> change = Change(Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=2, planned_change_timeout=20.0), 1)
-    >>> change.plan("b joined", {"a"}, durable=False, now=5.0)
+    >>> change.plan(JoinedNodes(("b",)), {"a"}, durable=False, now=5.0)
     Halt(generation=1, at=0, durable=False)
     >>> change.hear("a", Halted(at=0, able=True, passed=6))
     Halt(generation=1, at=7, durable=False)
     >>> change.hear("a", Halted(at=7, able=True, passed=6, sealed=7, step=70)), change.outcome(now=5.1)
-    (None, 'b joined; all ranks have saved step 70')
+    (None, PlannedEnd(changes=(JoinedNodes(nodes=('b',)),), saved=<Saved.ALL: 'all'>, step=70, seconds=20.0))
     """
 
     def __init__(self, rules: Rules, generation: int = 0) -> None:
         self._rules = rules
         self._generation = generation
-        self._why: list[str] = []
+        self._why: list[ChangeReason] = []
         self._until: float | None = None
         self._members: set[str] = set()
         self._silent: set[str] = set()  # members that have not said where their ranks are
@@ -75,14 +77,14 @@ class Change:
         return self._until is not None
 
     @property
-    def why(self) -> str:
-        return "; ".join(self._why)
+    def why(self) -> tuple[ChangeReason, ...]:
+        return tuple(self._why)
 
     def deadline(self) -> float | None:
         """When it is over at the latest."""
         return self._until
 
-    def plan(self, why: str, members: Collection[str], *, durable: bool, now: float) -> Halt | None:
+    def plan(self, why: ChangeReason, members: Collection[str], *, durable: bool, now: float) -> Halt | None:
         """A change, for this reason. What all members are to be told now, if anything."""
         if why not in self._why:
             self._why.append(why)
@@ -125,21 +127,20 @@ class Change:
         """What a member has to be told again, going by what it says."""
         return self._halt() if self.planned and (halted is None or halted.at < self._at) else None
 
-    def outcome(self, now: float) -> str:
-        """Why the generation ends, as soon as it may; until then nothing."""
-        why = self.why
+    def outcome(self, now: float) -> PlannedEnd | None:
+        """How the change went, as soon as the generation may end; until then None."""
         if not self.planned or self._until is None:
-            return ""
+            return None
         if self._unable:
-            return why
+            return self._end(Saved.NONE)
         if self._at and self._members and self._members <= self._sealed.keys():
             steps = set(self._sealed.values())
             saved = len(steps) == 1 and None not in steps and not self._short
-            return f"{why}; all ranks have saved step {steps.pop()}" if saved else f"{why}; not all ranks could save"
-        if now >= self._until:
-            waited = f"{self._rules.planned_change_timeout:g} s (planned_change_timeout)"
-            return f"{why}; not all ranks have come to a save within {waited}"
-        return ""
+            return self._end(Saved.ALL, steps.pop()) if saved else self._end(Saved.SOME)
+        return self._end(Saved.LATE) if now >= self._until else None
+
+    def _end(self, saved: Saved, step: int | None = None) -> PlannedEnd:
+        return PlannedEnd(self.why, saved, step, self._rules.planned_change_timeout)
 
     def _halt(self) -> Halt:
         return Halt(self._generation, self._at, self._durable)

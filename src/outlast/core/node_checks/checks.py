@@ -13,7 +13,7 @@ from enum import Enum
 import msgspec
 
 from outlast.core.node_checks.pairing import MOST_ROUNDS, Group, Pairing, set_aside
-from outlast.core.phrases import listed
+from outlast.events.phrases import listed
 from outlast.protocol.checks import Findings
 
 JUDGED = ("compute", "memory", "network", "disk")  # figures by which a node may be slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from outlast.core.node_checks.checks import UNITS, Fitness, Result, Row
-from outlast.core.phrases import count, listed
+from outlast.events.phrases import count, listed
 
 ROWS = 64  # of nodes; more are counted
 FEW, WHY = 3, 200  # nodes that are told of in one line, and characters of what is said of each

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from outlast.core.phrases import count
-from outlast.core.recovery.failures import by_whom, diagnosed, what
+from outlast.core.recovery.failures import by_whom, facts_of
+from outlast.events.phrases import count
+from outlast.events.sentences import diagnosed, why
 from outlast.protocol.failures import FailoverStrategy, Failure, Tried
 from outlast.protocol.fields import LONGEST_REASON
 from outlast.protocol.rules import Rules
@@ -54,12 +55,12 @@ class Budget:
         """Why the job ends with this failure, of which the root is first; nothing, if it is worth another try."""
         root, allowed = failures[0], self._rules.max_restarts
         if self._rules.failover and root.strategy is FailoverStrategy.ABORTION:
-            return f"{diagnosed(root)}; no restart, for it could not help{by_whom(root)}"
+            return f"{diagnosed(facts_of(root))}; no restart, for it could not help{by_whom(root)}"
         if restarts >= allowed:
             tries = f"and {count(allowed, 'restart')} did not help" if allowed else "and no restart is allowed"
-            return f"{what(root)}, {tries} (--max-restarts={allowed})"
+            return f"{why(facts_of(root))}, {tries} (--max-restarts={allowed})"
         vain = self._vain(failures) if self._rules.failover else ""
-        return f"{what(root)}; {vain}" if vain else ""
+        return f"{why(facts_of(root))}; {vain}" if vain else ""
 
     def _vain(self, failures: Sequence[Failure]) -> str:
         """Why more tries would not help, going by those before; nothing, if they may."""

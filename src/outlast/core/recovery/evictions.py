@@ -27,11 +27,16 @@ class Evictions:
     (True, 60.0, ({'place of b'}, set()))
     """
 
-    def __init__(self, rules: Rules, bans: Mapping[str, Ban] | None = None) -> None:
+    def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self.bans = dict(bans or {})
+        self.bans: dict[str, Ban] = {}
         self._out: set[str] = set()
         self._next: float | None = None  # when one may come back
+
+    def recall(self, bans: Mapping[str, Ban], now: float) -> None:
+        """Go on where a coordinator was killed."""
+        self.bans = dict(bans)
+        self.settle(now)
 
     def is_out(self, place: str) -> bool:
         return place in self._out

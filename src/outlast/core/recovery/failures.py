@@ -1,4 +1,4 @@
-"""The failures of one generation: which of them are kept, which is the root, and how people are told of it."""
+"""The failures of one generation: which of them are kept, which is the root, and what events say of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from outlast.events.reasons import FailedRank
 from outlast.protocol.failures import Failure
 
 KEPT = 16  # of one generation, the first ones
@@ -42,28 +43,27 @@ def shortened(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     return (*failures[:1], *(replace(each, message=each.message[:SHORT], error="") for each in failures[1:]))
 
 
-def what(failure: Failure) -> str:
-    """What happened.
+def facts_of(failure: Failure) -> FailedRank:
+    """What events say of a failure.
 
-    >>> what(Failure("a", "h", 3, 0, 99, -9, 0.0, ""))
+    >>> from outlast.events.sentences import why
+    >>> why(facts_of(Failure("a", "h", 3, 0, 99, -9, 0.0, "")))
     'rank 3 on node a failed (signal 9)'
     >>> from outlast.protocol.failures import Account
-    >>> what(Failure("a", "h", 3, 0, 99, -15, 0.0, "", account=Account("NameError")))
+    >>> why(facts_of(Failure("a", "h", 3, 0, 99, -15, 0.0, "", account=Account("NameError"))))
     'rank 3 on node a failed (NameError, then signal 15)'
     """
-    who, code = f"rank {failure.rank} on node {failure.node}", failure.exit_code
-    if failure.hung:
-        return f"{who} hung"  # where and how long has been said when it was found
-    # Ended together with another, it may have been stopped for that one while it was still telling of its own end.
-    first = f"{failure.account.exception}, then " if code < 0 and failure.account.exception else ""
-    return f"{who} failed ({first}{f'exit code {code}' if code >= 0 else f'signal {-code}'})"
-
-
-def diagnosed(failure: Failure) -> str:
-    """What happened, and its cause where that says more."""
     cause = failure.cause
-    says_more = cause is not None and cause.name not in ("unknown", "hang")
-    return f"{what(failure)}: {cause.title} ({cause.name})" if cause is not None and says_more else what(failure)
+    return FailedRank(
+        node=failure.node,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        exception=failure.account.exception,
+        hung=failure.hung,
+        cause=cause.name if cause is not None else "",
+        title=cause.title if cause is not None else "",
+        step=failure.account.step,
+    )
 
 
 def by_whom(failure: Failure) -> str:

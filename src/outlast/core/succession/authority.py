@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from outlast.events.reasons import EndReason
 from outlast.protocol.failures import Failure, Ledger
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Over
@@ -111,7 +112,7 @@ class Memory(msgspec.Struct, frozen=True):
     successors: tuple[Successor, ...] = ()
     before: tuple[Successor, ...] = ()  # those of the generation before
     failures: tuple[Failure, ...] = ()
-    departed: tuple[str, ...] = ()
+    departed: tuple[EndReason, ...] = ()
     hearsay: bool = False  # whether the newest generation has been stopped, and why, has to be asked
     outcome: Over | None = None
     excluded: dict[str, str] = {}  # places that are not used again, and why

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outlast.core.phrases import NAMES_SHOWN
+from outlast.events.phrases import NAMES_SHOWN
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Join
 from outlast.protocol.rules import Rules
@@ -15,7 +15,7 @@ class Gathering:
 
     >>> gathering = Gathering(names={"a-1": "a"})
     >>> gathering.close()
-    ' (a)'
+    ('a',)
     """
 
     def __init__(self, places: Mapping[str, Assignment] | None = None, names: Mapping[str, str] | None = None) -> None:
@@ -41,11 +41,11 @@ class Gathering:
             self.places.pop(join.node, None)
         return place
 
-    def close(self) -> str:
-        """Nobody is waited for any more. Returns the names of those who did not come, in brackets, where known."""
-        absent = list(self.names.values())[:NAMES_SHOWN]
+    def close(self) -> tuple[str, ...]:
+        """Nobody is waited for any more. Returns the names of those who did not come, where known."""
+        absent = tuple(self.names.values())[:NAMES_SHOWN]
         self.places, self.names = {}, {}
-        return f" ({', '.join(absent)})" if absent else ""
+        return absent
 
 
 class Powerless:

@@ -64,7 +64,7 @@ async def hosted(
     kept.begin(commission, listener)
     place = Endpoint("127.0.0.1", listener.getsockname()[1])
     try:
-        assert await standing_at(place) == Standing(Term(1, "a"), acting=True)
+        assert await standing_at(place) == Standing(Term(1, "a"), acting=True, job="j")
         yield kept, place
     finally:
         kept.kill()
@@ -87,7 +87,7 @@ def test_a_coordinator_that_cannot_be_started_again_is_when_it_can(
             with no_descriptor_left():
                 os.kill(kept._process.pid, signal.SIGKILL)
                 await asyncio.wait_for(said.wait(), 60.0)
-            assert await standing_at(place) == Standing(Term(2, "a"), acting=True)
+            assert await standing_at(place) == Standing(Term(2, "a"), acting=True, job="j")
 
     asyncio.run(host())
 
@@ -101,7 +101,7 @@ def test_one_that_takes_the_place_of_a_crashed_one_is_found_as_that_was(tmp_path
             assert kept._process is not None
             os.kill(kept._process.pid, signal.SIGINT)  # it ends as after an exception
             await exited(kept._process.pid)
-            assert await standing_at(place) == Standing(Term(2, "a"), acting=True)
+            assert await standing_at(place) == Standing(Term(2, "a"), acting=True, job="j")
             assert record.exists()
 
     asyncio.run(host())
@@ -117,7 +117,7 @@ def test_a_coordinator_begins_with_the_charter_that_its_agent_knows(tmp_path: Pa
             assert kept._process is not None
             os.kill(kept._process.pid, signal.SIGKILL)
             await exited(kept._process.pid)
-            assert await standing_at(place) == Standing(Term(2, "a"), acting=False)
+            assert await standing_at(place) == Standing(Term(2, "a"), acting=False, job="j")
 
     asyncio.run(host())
 

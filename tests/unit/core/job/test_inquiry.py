@@ -10,7 +10,7 @@ import pytest
 
 from outlast.cli.replay import Replay
 from outlast.core.hangs.inquiry import PATIENCE, QUIET
-from outlast.core.job.commands import Command, Note, NoteKind, Send
+from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Event, Joined, Lost, Reported, Saw
 from outlast.core.job.job import Job, Phase
 from outlast.core.node.commands import Blame, Observe, Show, StartWorkers, Tell
@@ -21,6 +21,8 @@ from outlast.core.tick import Tick
 from outlast.core.tick import Tick as NodeTick
 from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Frame, Stack
+from outlast.events.events import HangNamed
+from outlast.events.sentences import sentence
 from outlast.journal import Began, Journal, read
 from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Assignment, Start, Stop
@@ -29,6 +31,7 @@ from outlast.protocol.membership import Ack, Join, Report, State, Welcome
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
+from rehearsal import published, texts
 
 C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 WAITS = Stack(frames=(Frame("all_reduce", C10D, 1), Frame("train", "/home/train.py", 50)), state="S")
@@ -109,7 +112,7 @@ def sent(commands: list[Command], kind: type[FromCoordinator]) -> dict[str, Any]
 
 
 def named(commands: list[Command]) -> list[str]:
-    return [c.text for c in commands if isinstance(c, Note) and c.kind is NoteKind.HANG]
+    return [sentence(event) for event in published(commands, HangNamed)]
 
 
 def test_when_a_rank_is_late_anywhere_all_nodes_are_asked() -> None:
@@ -134,12 +137,11 @@ def test_when_all_have_answered_the_culprit_is_named_to_people_and_to_all_nodes(
     assert here.job.phase is Phase.RUNNING  # whom to end is the agents' matter
 
 
-def test_what_a_note_of_a_hang_is_about_is_there_for_programs_as_well() -> None:
+def test_what_the_event_of_a_hang_is_about_is_there_for_programs_as_well() -> None:
     here = Rehearsal()
     here.say("a", 10.0, overdue=ENDING)
-    (note,) = [c for c in here.saw("a", "b", "c") if isinstance(c, Note)]
-    assert note.verdict is not None
-    assert (note.generation, note.verdict.culprits, note.verdict.where) == (1, (3,), "train.py:81")
+    (hang,) = published(here.saw("a", "b", "c"), HangNamed)
+    assert (hang.generation, hang.ranks, hang.where) == (1, (3,), "train.py:81")
 
 
 def test_a_node_that_does_not_answer_is_waited_for_in_bounds_and_what_was_seen_is_compared() -> None:
@@ -291,16 +293,16 @@ def test_the_culprit_is_the_root_failure_though_the_clock_of_another_ran_out_fir
     here = Rehearsal()
     here.say("a", 11.0, state=State.FAILED, failures=(failure(0, "a"),))
     here.say("b", 11.1, state=State.FAILED, failures=(failure(3, "b", culprit=True),))
-    texts = [c.text for c in ended(here) if isinstance(c, Note)]
-    assert "restart 1 of 3: rank 3 on node b hung" in texts
+    told = texts(ended(here))
+    assert "restart 1 of 3: rank 3 on node b hung" in told
 
 
 def test_a_rank_that_failed_by_itself_stays_the_root() -> None:
     here = Rehearsal()
     here.say("a", 11.0, state=State.FAILED, failures=(failure(0, "a", hung="", exit_code=1),))
     here.say("b", 11.1, state=State.FAILED, failures=(failure(3, "b", culprit=True),))
-    texts = [c.text for c in ended(here) if isinstance(c, Note)]
-    assert "restart 1 of 3: rank 0 on node a failed (exit code 1)" in texts
+    told = texts(ended(here))
+    assert "restart 1 of 3: rank 0 on node a failed (exit code 1)" in told
 
 
 # -- the node

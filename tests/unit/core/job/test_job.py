@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from outlast.core.job.commands import Command, Drop, Note, Send
+from outlast.core.job.commands import Command, Drop, Send
 from outlast.core.job.inputs import Asked, Joined, Lost, Reported
 from outlast.core.job.job import Job, Phase
 from outlast.core.membership.liveness import ORPHANS
@@ -17,7 +17,7 @@ from outlast.protocol.generations import Start, Stop
 from outlast.protocol.membership import Ack, Leaving, Over, Refuse, State, Welcome
 from outlast.protocol.requests import Ask
 from outlast.protocol.succession import Term
-from rehearsal import FAILURE, IDLE, Rehearsal, sent, two_running
+from rehearsal import FAILURE, IDLE, Rehearsal, sent, texts, two_running
 
 
 def test_with_max_nodes_it_starts_at_once() -> None:
@@ -251,7 +251,7 @@ def test_after_the_end_a_node_that_joins_is_told_so_and_nothing_starts() -> None
 def test_every_change_of_course_leaves_a_note_that_says_why() -> None:
     here = two_running()
     commands = here.handle(Lost("b", "its connection closed"), 1.2)
-    notes = [command.text for command in commands if isinstance(command, Note)]
+    notes = texts(commands)
     assert "generation 1 ends: node b was lost: its connection closed" in notes
 
 
@@ -414,7 +414,7 @@ def test_a_new_life_of_an_agent_is_the_end_of_the_one_before_however_its_connect
     again = here.request("b2", IDLE, name="b", nnodes=(1, 3), key="place of b")
     commands = here.handle(Joined(again), 1.6)
     assert Drop("b") in commands
-    assert any("node b was lost: a new life of it has come" in c.text for c in commands if isinstance(c, Note))
+    assert any("node b was lost: a new life of it has come" in text for text in texts(commands))
     here.clear("a", "c", now=1.7)
     here.handle(Tick(), 1.6 + ORPHANS)
     assert (here.job.phase, set(here.job.roster)) == (Phase.RUNNING, {"a", "c", "b2"})
@@ -547,7 +547,7 @@ def test_a_member_that_another_coordinator_has_told_to_stop_ends_the_generation(
     here = two_running()
     commands = here.say("b", now=2.0, floor=1)
     assert here.job.phase is Phase.STOPPING
-    assert any(isinstance(c, Note) and "the workers of node b were told to stop" in c.text for c in commands)
+    assert any("the workers of node b were told to stop" in text for text in texts(commands))
 
 
 def test_workers_that_are_ending_when_a_coordinator_takes_over_are_not_taken_for_running_ones() -> None:
@@ -602,7 +602,7 @@ def test_the_only_node_of_a_job_is_waited_for_however_long_it_says_nothing() -> 
         assert due is not None
         assert due > now
         now = due
-        assert not [c for c in here.handle(Tick(), now) if isinstance(c, Note)]
+        assert not texts(here.handle(Tick(), now))
     assert here.job.phase is Phase.RUNNING
     here.beat("a", now=now)
     assert here.job.phase is Phase.STOPPING

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from outlast.core.job.commands import Command, Note, Send
+from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Asked, Lost
 from outlast.core.job.job import Phase
 from outlast.core.job.planned_change import Change, belongs_on_disk
@@ -16,12 +16,14 @@ from outlast.core.node.commands import HaltWorkers, Tell
 from outlast.core.node.inputs import Connected, Halting, Received
 from outlast.core.node.node import Node
 from outlast.core.tick import Tick
+from outlast.events.reasons import DrainingNode, InheritedChange, JoinedNodes
+from outlast.events.sentences import why
 from outlast.protocol.generations import Assignment, Halt, Halted, Start, Stop
 from outlast.protocol.membership import Ack, Leaving, State, Welcome
 from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Ballot, Charter, Standing, Term
-from rehearsal import FAILURE, IDLE, Rehearsal, sent
+from rehearsal import FAILURE, IDLE, Rehearsal, sent, texts
 
 RULES = Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=3, planned_change_timeout=20.0)
 
@@ -36,7 +38,7 @@ def halts(commands: list[Command]) -> dict[str, int]:
 
 
 def notes(commands: list[Command]) -> str:
-    return "\n".join(c.text for c in commands if isinstance(c, Note))
+    return "\n".join(texts(commands))
 
 
 @pytest.fixture
@@ -54,58 +56,58 @@ def here() -> Rehearsal:
 
 def test_the_boundary_after_the_furthest_rank_is_named_when_all_have_said_where_theirs_are() -> None:
     change = Change(RULES, 1)
-    assert change.plan("c joined", {"a", "b"}, durable=False, now=0.0) == Halt(1, 0, durable=False)
+    assert change.plan(JoinedNodes(("c",)), {"a", "b"}, durable=False, now=0.0) == Halt(1, 0, durable=False)
     assert change.hear("a", at(6)) is None
     assert change.hear("b", at(7)) == Halt(1, 8, durable=False)
-    assert change.outcome(0.1) == ""
+    assert change.outcome(0.1) is None
     assert change.hear("a", at(7, told=8, sealed=8)) is None
-    assert change.outcome(0.1) == ""
+    assert change.outcome(0.1) is None
     change.hear("b", at(7, told=8, sealed=8))
-    assert change.outcome(0.1) == "c joined; all ranks have saved step 80"
+    assert why(change.outcome(0.1)) == "c joined; all ranks have saved step 80"
 
 
 def test_a_rank_that_was_further_than_it_seemed_moves_the_boundary_for_all() -> None:
     change = Change(RULES, 1)
-    change.plan("c joined", {"a", "b"}, durable=True, now=0.0)
+    change.plan(JoinedNodes(("c",)), {"a", "b"}, durable=True, now=0.0)
     change.hear("a", at(6))
     change.hear("b", at(6))
     change.hear("a", at(6, told=7, sealed=7))
     assert change.hear("b", at(7, told=7)) == Halt(1, 8)
     change.hear("b", at(7, told=8, sealed=8))
-    assert change.outcome(0.1) == ""  # what a has saved is not what b has
+    assert change.outcome(0.1) is None  # what a has saved is not what b has
     change.hear("a", at(7, told=8, sealed=8))
-    assert change.outcome(0.1) == "c joined; all ranks have saved step 80"
+    assert why(change.outcome(0.1)) == "c joined; all ranks have saved step 80"
 
 
 def test_a_boundary_that_another_coordinator_has_named_stays() -> None:
     change = Change(RULES, 1)
-    change.plan("a change was planned", {"a", "b"}, durable=True, now=0.0)
+    change.plan(InheritedChange(), {"a", "b"}, durable=True, now=0.0)
     assert change.hear("a", at(8, told=9, sealed=9)) is None
     assert change.hear("b", at(7)) == Halt(1, 9)
     change.hear("b", at(8, told=9, sealed=9))
-    assert change.outcome(0.1).endswith("all ranks have saved step 90")
+    assert why(change.outcome(0.1)).endswith("all ranks have saved step 90")
 
 
 def test_a_save_that_could_not_be_written_is_not_called_one() -> None:
     change = Change(RULES, 1)
-    change.plan("c joined", {"a"}, durable=True, now=0.0)
+    change.plan(JoinedNodes(("c",)), {"a"}, durable=True, now=0.0)
     change.hear("a", at(6))
     change.hear("a", Halted(at=7, able=True, passed=6, sealed=7, step=None))
-    assert change.outcome(0.1) == "c joined; not all ranks could save"
+    assert why(change.outcome(0.1)) == "c joined; not all ranks could save"
 
 
 def test_what_was_saved_in_memory_for_one_that_joins_is_not_enough_for_one_that_leaves_meanwhile() -> None:
     change = Change(RULES, 1)
-    change.plan("c joined", {"a", "b"}, durable=False, now=0.0)
+    change.plan(JoinedNodes(("c",)), {"a", "b"}, durable=False, now=0.0)
     change.hear("a", at(6))
     change.hear("b", at(6))
     change.hear("a", at(6, told=7, sealed=7))
-    assert change.plan("node b is draining", {"a", "b"}, durable=True, now=1.0) == Halt(1, 8, durable=True)
+    assert change.plan(DrainingNode("b"), {"a", "b"}, durable=True, now=1.0) == Halt(1, 8, durable=True)
     change.hear("b", at(6, told=7, sealed=7))
-    assert change.outcome(1.1) == ""
+    assert change.outcome(1.1) is None
     change.hear("a", at(7, told=8, sealed=8))
     change.hear("b", at(7, told=8, sealed=8))
-    assert change.outcome(1.2) == "c joined; node b is draining; all ranks have saved step 80"
+    assert why(change.outcome(1.2)) == "c joined; node b is draining; all ranks have saved step 80"
     assert change.deadline() == 20.0
 
 

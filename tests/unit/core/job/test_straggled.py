@@ -15,7 +15,7 @@ from outlast.agent.monitoring.pace import busy_seconds
 from outlast.board import ONE_MORE, VARIABLE, Board, Spent, Totals
 from outlast.cli.replay import Replay
 from outlast.coordinator.event_stream import EventStream
-from outlast.core.job.commands import Command, Cordon, Note, NoteKind
+from outlast.core.job.commands import Command
 from outlast.core.job.inputs import Event, Straggled
 from outlast.core.job.job import Phase
 from outlast.core.node.commands import Show
@@ -23,6 +23,7 @@ from outlast.core.node.inputs import Cleared, Connected, Paced, Received
 from outlast.core.node.node import Node
 from outlast.core.stragglers.pace import Strides
 from outlast.core.stragglers.stragglers import Straggler
+from outlast.events.events import NodeExcluded, StragglerChanged
 from outlast.journal import Began, Journal, read
 from outlast.protocol.generations import Assignment, Start, Stop
 from outlast.protocol.membership import Welcome
@@ -30,7 +31,7 @@ from outlast.protocol.paces import Pace, Paces
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
 from outlast.worker.session import Session
-from rehearsal import FailingJob, notes, running
+from rehearsal import FailingJob, notes, published, running, texts
 
 SLOW = Straggler(1, (1,), "forward", 1.81, 410)
 OVER = Straggler(1, (1,), "forward", 1.81, 410, over=900)
@@ -200,17 +201,15 @@ def straggled(job: FailingJob, found: Straggler = SLOW, node: str = "b") -> list
 def test_a_straggler_is_told_of_when_it_begins_and_when_it_is_over_and_training_goes_on(policy: str) -> None:
     job = running("a", "b", "c", straggler=policy)
     begins, ends = straggled(job), straggled(job, OVER)
-    assert [(each.kind, each.text) for each in begins + ends] == [
-        (NoteKind.STRAGGLER, f"generation 1: {SENTENCE}"),
-        (NoteKind.STRAGGLER, f"generation 1: {OVER.sentence('b')}"),
-    ]
+    assert texts(begins + ends) == [f"generation 1: {SENTENCE}", f"generation 1: {OVER.sentence('b')}"]
+    assert len(published(begins + ends, StragglerChanged)) == 2
     assert job.job.phase is Phase.RUNNING
 
 
 def test_when_it_lasts_the_job_goes_on_without_its_node_if_that_is_asked_for() -> None:
     job = running("a", "b", "c", straggler="exclude", exclude_for=100.0)
     commands = straggled(job, LASTS)
-    assert [(each.node, each.reason) for each in commands if isinstance(each, Cordon)] == [("b", SENTENCE)]
+    assert [(each.node, each.why) for each in published(commands, NodeExcluded)] == [("b", SENTENCE)]
     assert f"generation 1 ends: it goes on without node b for 100 s: {SENTENCE}" in notes(commands)
     assert not straggled(job, LASTS)  # of another rank of it
     job.end()
@@ -265,11 +264,11 @@ def test_events_have_the_figures(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     stream = EventStream(str(path), job="j")
     for found in (SLOW, OVER):
-        note = Note(found.sentence("b"), NoteKind.STRAGGLER, 1, straggler=Straggled("b", found))
-        stream.append(note, run="4f", term=Term(1, "a"))
+        (event,) = published(straggled(running("a", "b", "c"), found), StragglerChanged)
+        stream.append(event, run="4f", term=Term(1, "a"))
     stream.close()
     begins, ends = (json.loads(line) for line in path.read_text().splitlines())
-    assert (begins["kind"], begins["straggler"], ends["straggler"]) == ("straggler", "begins", "ends")
-    figures = {name: begins[name] for name in ("ranks", "nodes", "section", "factor", "since", "over")}
-    assert figures == {"ranks": [1], "nodes": ["b"], "section": "forward", "factor": 1.81, "since": 410, "over": None}
+    assert (begins["event"], ends["event"]) == ("straggler", "straggler")
+    figures = {name: begins[name] for name in ("ranks", "node", "section", "factor", "since", "over")}
+    assert figures == {"ranks": [1], "node": "b", "section": "forward", "factor": 1.81, "since": 410, "over": None}
     assert ends["over"] == 900

@@ -7,16 +7,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from outlast.core.job.commands import Command, Cordon, Note, Send
+from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Found, Lost
 from outlast.core.job.job import Phase
 from outlast.core.tick import Tick
+from outlast.events.events import NodeExcluded
 from outlast.protocol.checks import Findings, Probe
 from outlast.protocol.failures import FailoverStrategy, ReportedCause
 from outlast.protocol.fields import LONGEST_REASON
 from outlast.protocol.generations import Start
 from outlast.protocol.membership import Notice, Over, State
-from rehearsal import FAILURE, Rehearsal, sent
+from rehearsal import FAILURE, Rehearsal, published, sent, texts
 
 
 class Checked(Rehearsal):
@@ -57,7 +58,7 @@ class Checked(Rehearsal):
 
 
 def notes(commands: list[Command]) -> str:
-    return "\n".join(command.text for command in commands if isinstance(command, Note))
+    return "\n".join(texts(commands))
 
 
 def running(*nodes: str, **rules: Any) -> Checked:
@@ -100,7 +101,7 @@ def test_a_faulty_node_is_left_out_and_a_spare_takes_its_place() -> None:
     assert sent(late, Probe) == []
     out = here.settle(commands)
     assert set(sent(out, Start)) == {"a", "c", "d"}
-    assert [command.node for command in out if isinstance(command, Cordon)] == ["b"]
+    assert [event.node for event in published(out, NodeExcluded)] == ["b"]
     assert "b     faulty" in notes(out)
     assert here.probes[-1] == sorted({"d", *here.probes[-1]}), "the newcomer was checked before it was let in"
 
@@ -158,7 +159,7 @@ def test_two_that_only_fail_together_are_not_blamed_and_one_goes_on() -> None:
     both.join("a")
     out = both.settle(both.join("b"))
     assert len(both.job.roster) == 1
-    assert not [command for command in out if isinstance(command, Cordon)]
+    assert not published(out, NodeExcluded)
 
 
 def test_where_min_needs_both_they_stay_and_that_is_said() -> None:
@@ -203,7 +204,7 @@ def test_a_spare_that_helps_with_a_check_may_be_called_away() -> None:
     out = here.handle(Tick(), 5.0)
     assert sent(out, Probe) == ["d"], "it goes on without the other"
     here.settle(out, now=5.1)
-    assert not here.job._gate.busy
+    assert not here.job._admissions.gate.busy
 
 
 def test_a_faulty_newcomer_disturbs_nobody() -> None:
@@ -211,7 +212,7 @@ def test_a_faulty_newcomer_disturbs_nobody() -> None:
     here.dies = ["c"]
     out = here.settle(here.join("c", now=4.0), now=4.5)
     assert here.job.phase is Phase.RUNNING
-    assert [command.node for command in out if isinstance(command, Cordon)] == ["c"]
+    assert [event.node for event in published(out, NodeExcluded)] == ["c"]
 
 
 def test_a_survivor_that_has_come_into_doubt_is_checked_before_it_goes_on() -> None:

@@ -7,19 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from outlast.core.job.commands import Cordon, Raise
 from outlast.core.job.inputs import Joined
 from outlast.core.job.job import Phase
 from outlast.core.recovery.budget import Budget
 from outlast.core.recovery.evictions import Evictions
 from outlast.core.recovery.failures import root_first
 from outlast.core.succession.authority import Memory
+from outlast.events.events import JobOver, NodeExcluded
 from outlast.protocol.failures import FailoverStrategy, ReportedCause
 from outlast.protocol.generations import Start
 from outlast.protocol.membership import Over, State
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Term
-from rehearsal import GPU, IDLE, LOST, NO_CURE, UNKNOWN, failure, notes, running, sent
+from rehearsal import GPU, IDLE, LOST, NO_CURE, UNKNOWN, failure, notes, published, running, sent
 
 # -- tries
 
@@ -121,7 +121,7 @@ def test_abortion_ends_the_job_with_the_reason_and_who_decided() -> None:
     assert job.reason == (
         "rank 1 on node b failed (exit code 1): the GPU is gone (gpu-lost); no restart, for it could not help (rule 2)"
     )
-    assert [each.cause for each in commands if isinstance(each, Raise)] == ["gpu-lost"]
+    assert [each.failure.cause for each in published(commands, JobOver)] == ["gpu-lost"]
 
 
 def test_global_starts_everything_anew_and_the_next_restart_does_not() -> None:
@@ -137,7 +137,7 @@ def test_a_faulty_node_goes_a_spare_comes_in_and_it_is_let_back_later() -> None:
     job.join("c", now=job.now)
     commands = job.end(failure(node="b", rank=1, cause=GPU, strategy=FailoverStrategy.NODE))
     assert "without node b for 100 s: the GPU is gone" in notes(commands)
-    assert [(each.node, each.reason) for each in commands if isinstance(each, Cordon)] == [("b", "the GPU is gone")]
+    assert [(each.node, each.why) for each in published(commands, NodeExcluded)] == [("b", "the GPU is gone")]
     assert job.members == ["a", "c"]
     assert job.job.spares == 0
     job.beat("a", "b", "c", now=job.now + 50)
@@ -194,7 +194,9 @@ def test_on_probation_one_failure_is_enough_and_it_goes_for_twice_as_long() -> N
     assert evictions.leave_out("b", "again", now=150.0) == 200.0
     assert evictions.settle(349.0) == (set(), set())
     assert evictions.settle(350.0) == ({"b"}, set())
-    assert Evictions(rules, evictions.bans).settle(349.0) == (set(), {"b"})
+    again = Evictions(rules)
+    again.recall(evictions.bans, 349.0)
+    assert again.is_out("b")
 
 
 # -- which one
