@@ -1,8 +1,8 @@
 """How often a job is tried again: budgets that only progress refills.
 
 `--max-restarts` counts as torchrun counts. Beyond it: the same failure again and again without a step of progress is
-a crash loop; one that no retry can cure gets one retry; and a node on which it fails again and again is to blame for
-it (core/recovery/evictions.py).
+a crash loop, whatever else fails in between; one that no retry can cure gets one retry; and a node on which it fails
+again and again is to blame for it (core/recovery/evictions.py).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Budget:
 
     def _vain(self, failures: Sequence[Failure]) -> str:
         """Why more tries would not help, going by those before; nothing, if they may."""
-        same = self._in_a_row(failures)
+        same = self._since_progress(failures)
         cause = failures[0].cause
         if cause is not None and cause.outlook == "cannot help" and len(same) + 1 >= CURELESS_TRIES:
             return f"{cause.title} ({cause.name}), and a retry has not helped, as nobody expected"
@@ -113,18 +113,13 @@ class Budget:
         if len(self.tried) > KEPT:
             del self.tried[KEPT // 2]
 
-    def _in_a_row(self, failures: Sequence[Failure]) -> list[Tried]:
-        """The same failure, right before this one, without progress in between."""
+    def _since_progress(self, failures: Sequence[Failure]) -> list[Tried]:
+        """The same failure, without progress since. Others in between are none: a kill, or the other of two errors."""
         if self._progressed(failures):
             return []
-        key, row = _key(failures[0]), []
-        for each in reversed(self.tried):
-            if each.key != key:
-                break
-            row.append(each)
-            if each.progressed:
-                break
-        return row[::-1]
+        since = max((index for index, each in enumerate(self.tried) if each.progressed), default=0)
+        key = _key(failures[0])
+        return [each for each in self.tried[since:] if each.key == key]
 
     def _progressed(self, failures: Sequence[Failure]) -> bool:
         """Whether the generation got further than any before it, or at least ran for long."""
@@ -142,9 +137,9 @@ def _step(failures: Sequence[Failure]) -> int | None:
 
 
 def _key(failure: Failure) -> str:
-    """The same for the same failure, whatever the numbers in its text are."""
+    """The same for the same failure: for the same type of exception, else whatever the numbers in its text are."""
     cause = failure.cause
     if cause is None:
         return f"exit {failure.exit_code}"
-    seen = _NUMBERS.sub("#", cause.seen)[:120] if cause.name in ("exception", "unknown") else ""
+    seen = _NUMBERS.sub("#", cause.seen)[:120] if cause.name == "unknown" else ""
     return f"{cause.name} {failure.account.exception} {seen}".strip()[:255]

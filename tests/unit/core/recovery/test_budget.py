@@ -21,6 +21,8 @@ from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Term
 from rehearsal import GPU, IDLE, LOST, NO_CURE, UNKNOWN, failure, notes, published, running, sent
 
+EXCEPTION = ReportedCause("exception", "ValueError", seen="ValueError: no such thing as /tmp/tmpqx")
+
 # -- tries
 
 
@@ -41,9 +43,10 @@ def test_the_same_failure_without_progress_is_a_crash_loop_that_ends_with_its_fi
     [
         [{"step": 1}, {"step": 2}, {"step": 3}, {"step": 4}],
         [{"ran": 700.0}] * 4,
-        [{}, {"cause": GPU}, {}, {"cause": LOST}],
+        [{}, {"cause": GPU}, {"cause": LOST}, {"cause": EXCEPTION}],
+        [{}, {"step": 1}, {"step": 2}, {"step": 3, "cause": GPU}],
     ],
-    ids=["a step of progress", "it ran for long", "other failures"],
+    ids=["a step of progress", "it ran for long", "other failures", "progress in between"],
 )
 def test_what_is_no_crash_loop_goes_on(ends: list[dict[str, Any]]) -> None:
     job = running("a", crash_loop=2)
@@ -51,6 +54,23 @@ def test_what_is_no_crash_loop_goes_on(ends: list[dict[str, Any]]) -> None:
         job.end(failure(**each))
         assert job.job.phase is Phase.RUNNING
     assert job.job.restarts == 4
+
+
+def test_kills_in_between_do_not_hide_a_crash_loop() -> None:
+    killed = ReportedCause("killed", "somebody killed the process")
+    job = running("a", crash_loop=3)
+    for cause in (EXCEPTION, killed, EXCEPTION, killed):
+        job.end(failure(cause=cause))
+        assert job.job.phase is Phase.RUNNING
+    job.end(failure(cause=EXCEPTION))
+    assert "a crash loop: the same failure 3 times without progress" in job.reason
+
+
+def test_an_exception_is_the_same_whatever_its_text_says() -> None:
+    job = running("a", crash_loop=2)
+    job.end(failure(cause=EXCEPTION))
+    job.end(failure(cause=msgspec.structs.replace(EXCEPTION, seen="ValueError: no such thing as /tmp/tmpzy")))
+    assert "a crash loop" in job.reason
 
 
 def test_a_step_that_was_made_before_is_no_progress() -> None:
