@@ -186,6 +186,11 @@ class Agent:
             log.error("%s; another node may host it", why)
             self._feed(NotHosted())
 
+    @property
+    def hurried(self) -> bool:
+        """Whether somebody wants it to end at once."""
+        return self._hurry.done()
+
     async def run(self) -> Over:
         """Take part in the job until it is over, or this node has left it. Raises `Unreachable`."""
         for name in self._launch.signals:

@@ -73,6 +73,8 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         await agent.seat.open()
         over = await agent.run()
         await _see_off(agent.seat.hosting, over)
+        if not agent.hurried:
+            await _show_all(logs)
         outcome.append(over)
         _write_verdict(over, settings.verdict or str(Path(logs.directory, VERDICT)))
         return over
@@ -104,6 +106,16 @@ async def _see_off(hosting: Hosting, over: Over) -> None:
     if over.left and not hosting.ended.done():
         log.warning("this node has left the job, but hosts its coordinator until the job ends")
         await _until_ended_or_told(hosting.ended)
+
+
+async def _show_all(logs: JobLogs) -> None:
+    """Wait for whoever reads the workers' lines on the console, unless told not to."""
+    showing = asyncio.ensure_future(logs.shown())
+    await asyncio.wait({showing}, timeout=SOON)
+    if not showing.done():
+        log.warning("the job is over; workers' lines wait to be read: %s (a signal ends it without them)", logs.owes())
+        await _until_ended_or_told(showing)
+    showing.cancel()
 
 
 async def _until_ended_or_told(ended: asyncio.Future[None]) -> None:

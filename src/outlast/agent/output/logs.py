@@ -7,6 +7,7 @@ A redirected stream is the worker's own file. A tee'd one is a pipe that this pr
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import importlib
 import os
@@ -133,6 +134,20 @@ class JobLogs:
         for filtered in self._filtered.values():
             filtered.close()
         self._filtered.clear()
+
+    async def shown(self) -> None:
+        """Wait until the console has all that workers have written: for as long as its reader takes."""
+        self.finish()
+        for console in self._consoles.values():
+            if console.owes:
+                shown = asyncio.Event()
+                console.when_room(shown.set)
+                await shown.wait()
+
+    def owes(self) -> str:
+        """What a console has not shown yet, for people; nothing, if it has shown all."""
+        owing = [(console.owes, console.name) for console in self._consoles.values() if console.owes]
+        return " and ".join(f"{size / 1e6:.1f} MB on {name}" for size, name in owing)
 
     def close(self, success: bool) -> None:
         """The job is over. After success, files that nobody asked for are removed."""

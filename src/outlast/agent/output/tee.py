@@ -1,7 +1,8 @@
-"""Workers' output, copied from a pipe to a file and to the console. Nothing here waits, and nothing here raises.
+"""Workers' output, copied from a pipe to a file and to the console. This process never waits, and nothing here raises.
 
-Training must not stop because a disk is full, a terminal is paused or a pager was closed: that is said once,
-in one line, and the workers' pipes are read on.
+No line is lost to a slow console: while it owes too much, the workers' pipes are not read, and workers wait as they
+would if they wrote to it themselves. A full disk or a pager that was closed is said once, in one line, and the pipes
+are read on.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import asyncio
 import fcntl
 import logging
 import os
-import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outlast.console import without_blocking
 
@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 64 * 1024
 _PIPE_SIZE = 1024 * 1024  # a burst of output should not make a worker wait for us
 _LINE_LIMIT = 1024 * 1024  # a longer line is shown in pieces
-_BACKLOG_LIMIT = 1024 * 1024  # what a slow console may owe before lines are left out
-_PATIENCE = 2.0  # seconds without progress that the last lines wait for a slow console
+_BACKLOG_LIMIT = 1024 * 1024  # what a slow console may owe before workers wait for it
 
 
 def open_log(path: str) -> int:
@@ -67,43 +66,44 @@ class Console:
     """The agent's own stdout or stderr, for tee'd lines. Whoever reads it may be slow, or gone."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        self._name = name
+        self.name = name
         self._loop = asyncio.get_running_loop()
         self._backlog = bytearray()
-        self._left_out = 0
         self._waiting = False
+        self._on_room: list[Callable[[], None]] = []
         self._descriptor, self._send = without_blocking(descriptor)
+
+    @property
+    def full(self) -> bool:
+        """Whether whoever has more to show should wait for `when_room`."""
+        return len(self._backlog) > _BACKLOG_LIMIT
+
+    @property
+    def owes(self) -> int:
+        """The bytes that it has been given and has not shown."""
+        return len(self._backlog)
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Call this once, when all that it owes has been shown, or it has been closed."""
+        self._on_room.append(call)
 
     def write(self, lines: bytes) -> None:
         """Show whole lines, now or when the console can take them."""
         if self._descriptor < 0:
-            return
-        if len(self._backlog) > _BACKLOG_LIMIT:
-            self._left_out += lines.count(b"\n")
             return
         self._backlog += lines
         if not self._waiting:
             self._flush()
 
     def close(self) -> None:
-        """Show what is still owed, for as long as the console takes it, and let go of it."""
-        if self._descriptor < 0:
-            return
-        writable = select.poll()
-        writable.register(self._descriptor, select.POLLOUT)
-        while self._backlog and writable.poll(_PATIENCE * 1000):
-            self._flush()
-            if self._descriptor < 0:
-                return
-        self._let_go()
+        """Let go of it, with what it still owes."""
+        if self._descriptor >= 0:
+            self._let_go()
 
     def _flush(self) -> None:
         try:
             while self._backlog:
                 del self._backlog[: self._send(bytes(self._backlog[:_CHUNK]))]
-                if not self._backlog and self._left_out:
-                    self._backlog += f"[outlast] {self._left_out} lines left out: this console is slow\n".encode()
-                    self._left_out = 0
         except BlockingIOError:
             if not self._waiting:
                 self._waiting = True
@@ -111,19 +111,24 @@ class Console:
             return
         except OSError as error:
             self._let_go()
-            logger.warning("cannot write to %s: %s; workers' lines are shown no more", self._name, error.strerror)
+            logger.warning("cannot write to %s: %s; workers' lines are shown no more", self.name, error.strerror)
             return
-        if self._waiting:
-            self._waiting = False
-            self._loop.remove_writer(self._descriptor)
+        self._rest()
 
     def _let_go(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        self._backlog.clear()
+        self._rest(descriptor)
+        os.close(descriptor)
+
+    def _rest(self, descriptor: int | None = None) -> None:
+        """Nothing is owed any more."""
         if self._waiting:
             self._waiting = False
-            self._loop.remove_writer(self._descriptor)
-        os.close(self._descriptor)
-        self._descriptor = -1
-        self._backlog.clear()
+            self._loop.remove_writer(self._descriptor if descriptor is None else descriptor)
+        calls, self._on_room = self._on_room, []
+        for call in calls:
+            self._loop.call_soon(call)
 
 
 class Tee:
@@ -147,7 +152,7 @@ class Tee:
         self._needles = [needle.encode() for needle in needles]
         self._partial = bytearray()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(source, self._readable)
+        self._listen()
 
     def close(self) -> None:
         """Write out what the pipe still holds, and no more: a process that kept it open does not hold us up."""
@@ -177,8 +182,15 @@ class Tee:
         data = self._read()
         if data:
             self._take(data)
+            if self._console.full:
+                self._loop.remove_reader(self._source)
+                self._console.when_room(self._listen)
         elif data is not None:
             self.close()
+
+    def _listen(self) -> None:
+        if self._source >= 0:
+            self._loop.add_reader(self._source, self._readable)
 
     def _read(self) -> bytes | None:
         """What is there: b"" at the end, None if there is nothing yet."""

@@ -340,11 +340,11 @@ def test_no_console_at_all_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_a_console_that_nobody_reads_makes_nobody_wait_and_owes_no_more_than_it_may(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+def test_a_console_that_nobody_reads_makes_workers_wait_and_loses_no_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tee, "_BACKLOG_LIMIT", 100_000)
-    line = b"x" * 999 + b"\n"
+    text = b"".join(b"%04d" % number + b"x" * 995 + b"\n" for number in range(5000))
 
     async def body() -> None:
         if kind == "pipe":
@@ -352,21 +352,67 @@ def test_a_console_that_nobody_reads_makes_nobody_wait_and_owes_no_more_than_it_
         else:
             ends = socket.socketpair()
             reader, writer = ends[0].detach(), ends[1].detach()
+        source, worker = open_pipe()
         console = Console(writer, "stdout")
-        for _ in range(2000):
-            console.write(line)
+        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix="")
+        os.set_blocking(worker, False)
+        written = await write_until_it_would_block(worker, text)
+        assert written < len(text), "it would wait"
+        assert console.owes < 100_000 + 2 * 65536
         assert os.get_blocking(writer), "others who share the console still write to it as they did"
-        shown = await read_until(reader, b"console is slow\n")
-        told = shown.splitlines()[-1]
-        assert told.startswith(b"[outlast] ")
-        assert shown.count(line) + int(told.split()[1]) == 2000
-        console.write(b"again\n")
-        assert (await read_until(reader, b"again\n")) == b"again\n"
+        os.set_blocking(worker, True)
+        rest = threading.Thread(target=write_all, args=(worker, text[written:]))
+        rest.start()
+        assert await read_until(reader, text[-1000:]) == text
+        rest.join(DEADLINE)
+        stream.close()
         console.close()
         os.close(reader)
         os.close(writer)
 
     run_async(body)
+    assert (tmp_path / "out.log").read_bytes() == text
+
+
+async def write_until_it_would_block(descriptor: int, text: bytes) -> int:
+    """How much was written before nobody read on."""
+    written, blocked = 0, 0
+    while blocked < 20 and written < len(text):
+        try:
+            written += os.write(descriptor, text[written : written + 65536])
+            blocked = 0
+        except BlockingIOError:
+            blocked += 1
+        await events_handled()
+    return written
+
+
+def write_all(descriptor: int, text: bytes) -> None:
+    with open(descriptor, "wb") as pipe:
+        pipe.write(text)
+
+
+def test_a_console_that_is_closed_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tee, "_BACKLOG_LIMIT", 100_000)
+    text = 5000 * (b"x" * 999 + b"\n")
+
+    async def body() -> None:
+        reader, writer = os.pipe()
+        source, worker = open_pipe()
+        console = Console(writer, "stdout")
+        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix="")
+        os.set_blocking(worker, False)
+        written = await write_until_it_would_block(worker, text)
+        os.set_blocking(worker, True)
+        os.close(reader)
+        rest = asyncio.get_running_loop().run_in_executor(None, write_all, worker, text[written:])
+        await asyncio.wait_for(rest, DEADLINE)
+        stream.close()
+        console.close()
+        os.close(writer)
+
+    run_async(body)
+    assert (tmp_path / "out.log").stat().st_size == len(text)
 
 
 async def read_until(descriptor: int, end: bytes) -> bytes:
@@ -383,23 +429,32 @@ async def read_until(descriptor: int, end: bytes) -> bytes:
     return text
 
 
-def test_at_the_end_a_slow_console_gets_what_it_is_owed() -> None:
+def test_at_the_end_a_slow_console_gets_what_it_is_owed(tmp_path: Path) -> None:
     reader, writer = os.pipe()
+    shown: list[bytes] = []
+    line = b"x" * 999 + b"\n"
 
     async def body() -> None:
-        console = Console(writer, "stdout")
-        for _ in range(500):
-            console.write(b"x" * 999 + b"\n")
+        logs = JobLogs(launch(log_dir=str(tmp_path), tee=Std.OUT, prefix="$none"), stdout=writer)
+        streams = logs.open(ASSIGNMENT, [{}])
+        assert streams[0].stdout is not None
+        write_all(os.dup(streams[0].stdout), 900 * line)
+        streams[0].close()
+        showing = asyncio.create_task(logs.shown())
+        await events_handled()
+        assert logs.owes().endswith("MB on stdout")
+        assert not showing.done()
         slow.start()
-        console.close()
+        await asyncio.wait_for(showing, DEADLINE)
+        assert not logs.owes()
+        logs.close(success=True)
         os.close(writer)
 
-    shown: list[bytes] = []
     with open(reader, "rb") as pipe:
         slow = threading.Thread(target=lambda: shown.append(pipe.read()))
         run_async(body)
         slow.join(DEADLINE)
-    assert len(shown[0]) == 500_000
+    assert shown[0].count(line[:-1]) == 900
 
 
 def test_a_process_that_keeps_a_workers_pipe_open_does_not_hold_up_the_end(tmp_path: Path) -> None:
