@@ -64,6 +64,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     others: tuple[Endpoint, ...] = ()  # where the coordinator may be when the endpoint's host is lost
     host: bool | None = None  # whether this node hosts the coordinator; None: if the endpoint is its own
+    store_port: int = 0  # that the user has chosen for the workers' store; 0: a new one for each generation
     node_rank: int | None = None  # as given by --node-rank; None: not given
     local_addr: str | None = None
     max_restarts: int = 0

@@ -209,6 +209,16 @@ def test_a_port_that_something_else_uses_is_named(listener: str, env: dict[str, 
         line = refusal(node("a", port, "--nnodes=1:2", SHORT, script=EXITS, env=env))
         assert str(port) in line
         assert "another port" in line
+        if listener == SILENT:
+            assert f"held by {Path(python()).resolve().name[:6]}" in line
+            assert f"(pid {other.pid})" in line
+
+
+def test_a_silent_listener_is_named_long_before_the_connect_timeout() -> None:
+    with Process([python(), "-c", SILENT], title="the listener") as other:
+        port = int(other.wait_for(r"port (\d+)")[1])
+        line = refusal(node("a", port, "--nnodes=1:2", "--ft-connect-timeout=600", script=EXITS, env=TOKEN))
+        assert f"port {port} is held by" in line
 
 
 def test_a_static_job_whose_master_port_is_taken_says_so() -> None:
@@ -217,6 +227,14 @@ def test_a_static_job_whose_master_port_is_taken_says_so() -> None:
         line = refusal(job("--nnodes=2", "--node-rank=0", f"--master-port={port}", SHORT, script=EXITS))
         assert str(port) in line
         assert "another port" in line
+
+
+def test_the_only_nodes_master_port_that_is_taken_is_named_with_its_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refusal(job(f"--master-port={port}", script=EXITS))
+        assert f"--master-port {port} is held by " in line
+        assert f"(pid {os.getpid()})" in line
 
 
 # -- logs

@@ -121,7 +121,7 @@ class Agent:
         # A spare may wait in silence for days, a node that has finished for the others; one alone has no such news.
         self._level = logging.INFO if launch.max_nodes > 1 else logging.DEBUG
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
-        self._ports = StorePorts(settings.store_ports)
+        self._ports = StorePorts(settings.store_ports, launch.store_port)
         self._node = Node(self._id, store_port=self._ports.promised)
         self.seat = CoordinatorLocation(
             launch, settings, me=self._id, mandate=self._node.mandate, failed=self._not_hosted
@@ -146,7 +146,9 @@ class Agent:
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
         self._hangs: Hangs | None = None
         self._pacing: Pacing | None = None
-        judge = Judge(settings.signatures, rulebook.read(settings.failover_rules))
+        judge = Judge(
+            settings.signatures, rulebook.read(settings.failover_rules), coordinator_port=launch.endpoint.port
+        )
         self._extension = extension
         self._inquest = Investigation(self._name, launch.job, judge, extension, feed=self._feed, run=self._run)
         self._assignment: Assignment | None = None

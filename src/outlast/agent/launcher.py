@@ -17,7 +17,7 @@ from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.processes.place import hold
 from outlast.agent.processes.workers import be_subreaper
-from outlast.launch import Launch
+from outlast.launch import Endpoint, Launch
 from outlast.protocol.membership import Over
 from outlast.settings.settings import Settings
 from outlast.verdict import verdict_of
@@ -57,7 +57,8 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
     with ExitStack() as cleanup:
         name = settings.node_name or socket.gethostname()
         # With the endpoint, because jobs that were given no name all have the same.
-        place = hold(f"{launch.job} at {launch.endpoint}", name, given=bool(settings.node_name))
+        at = Endpoint(launch.endpoint.host, launch.store_port) if launch.store_port else launch.endpoint
+        place = hold(f"{launch.job} at {at}", name, given=bool(settings.node_name))
         cleanup.callback(place.close)
         be_subreaper()
         cleanup.callback(be_subreaper, False)

@@ -86,6 +86,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     command = _command(args, environ)
     others = _others(args)
     job, endpoint, host, node_rank = _meeting(args, low, high)
+    store_port = _store_port(args, high)
+    if store_port:
+        endpoint, host = Endpoint("127.0.0.1", 0), True
     if endpoint.port == 0 and is_host is False:
         raise ValueError("--rdzv-conf is_host=0 needs a port in --rdzv-endpoint at which another node listens")
     nproc = nproc_of(args.nproc_per_node, environ)
@@ -100,6 +103,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         endpoint=endpoint,
         others=others,
         host=host if is_host is None else is_host,
+        store_port=store_port,
         node_rank=node_rank,
         local_addr=_host("--local-addr", args.local_addr) if args.local_addr else None,
         max_restarts=args.max_restarts,
@@ -206,6 +210,15 @@ def _meeting(args: argparse.Namespace, low: int, high: int) -> tuple[str, Endpoi
     if endpoint.port == 0 and low > 1:
         raise ValueError("--rdzv-endpoint: port 0 is any free port, which other nodes cannot know; give one")
     return job, endpoint, True if endpoint.port == 0 else host, node_rank
+
+
+def _store_port(args: argparse.Namespace, high: int) -> int:
+    """The port that the user has chosen for the store, as under torchrun; 0: none.
+
+    In a job of one node nobody else has to find the coordinator, so it can leave --master-port to the store.
+    """
+    chosen = args.rdzv_backend == "static" and not args.rdzv_endpoint and not args.standalone
+    return args.master_port or 0 if chosen and high == 1 else 0
 
 
 def _others(args: argparse.Namespace) -> tuple[Endpoint, ...]:

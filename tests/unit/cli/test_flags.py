@@ -443,7 +443,7 @@ def test_a_job_on_one_machine_gets_a_free_port_and_a_name_of_its_own(argv: list[
         (["--nnodes=2"], Endpoint("127.0.0.1", 29500), None, None),
         (["--nnodes=2", "--node-rank=0"], Endpoint("127.0.0.1", 29500), True, 0),
         (["--nnodes=2", "--node_rank=1", "--master_addr=n0"], Endpoint("n0", 29500), False, 1),
-        (["--master-port=1234"], Endpoint("127.0.0.1", 1234), None, None),
+        (["--nnodes=1:2", "--master-port=1234"], Endpoint("127.0.0.1", 1234), None, None),
         (["--master-port=0"], Endpoint("127.0.0.1", 0), True, None),
         (["--nnodes=2", "--master-addr=[::1]", "--master-port=1"], Endpoint("::1", 1), None, None),
         (["--nnodes=2", "--rdzv-endpoint=n0:7"], Endpoint("n0", 7), None, None),
@@ -474,6 +474,22 @@ def test_a_job_on_one_machine_gets_a_free_port_and_a_name_of_its_own(argv: list[
 def test_where_nodes_meet_and_who_hosts(argv, endpoint, host, node_rank, script: str) -> None:
     asked = launch("--rdzv-id=job7", *argv, script)
     assert (asked.job, asked.endpoint, asked.host, asked.node_rank) == ("job7", endpoint, host, node_rank)
+
+
+@pytest.mark.parametrize(
+    ("argv", "endpoint", "store_port"),
+    [
+        (["--master-port=1234", "--master-addr=n0"], Endpoint("127.0.0.1", 0), 1234),
+        (["--master-port=0"], Endpoint("127.0.0.1", 0), 0),
+        (["--master-port=1234", "--standalone"], Endpoint("127.0.0.1", 0), 0),
+        (["--master-port=1234", "--rdzv-backend=c10d"], Endpoint("127.0.0.1", 0), 0),
+        (["--master-port=1234", "--rdzv-endpoint=n0:7"], Endpoint("n0", 7), 0),
+        (["--master-port=1234", "--nnodes=2"], Endpoint("127.0.0.1", 1234), 0),
+    ],
+)
+def test_the_master_port_of_a_single_node_is_the_stores(argv, endpoint, store_port, script: str) -> None:
+    asked = launch(*argv, script)
+    assert (asked.endpoint, asked.store_port) == (endpoint, store_port)
 
 
 def test_a_node_rank_from_the_environment_counts_as_given(script: str) -> None:

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import random
+import re
 import socket
 import ssl
 import struct
@@ -18,10 +19,13 @@ import msgspec
 from outlast.launch import Endpoint
 from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.succession import Standing, Term
+from outlast.system.ports import holder_of
+from outlast.transport.token import records
 from outlast.transport.wire import NotOutlast, Wire, WireError, WrongToken
 
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0  # between two tries
 HANDSHAKE_TIMEOUT = 5.0
+TIME_TO_SPEAK = 1.0  # seconds, for who listens on this machine, before it is looked who that is
 OTHERS = 0.05  # seconds for other coordinators to answer as well, once one may act
 SHORT_PATIENCE = 5.0  # with what waiting will hardly mend
 
@@ -34,12 +38,18 @@ class CoordinatorUnreachable(Exception):
     """No coordinator could be reached; the message says where, why, and what to do."""
 
 
+class PortTaken(OSError):
+    """A program on this machine that is none of Outlast's listens there, and says nothing."""
+
+
 class Silence(TimeoutError):
     """Somebody listens and says nothing: perhaps a coordinator that is just being started, or has hardly any CPU."""
 
 
 class NoToken(Exception):
     """This user has no token for the coordinator."""
+
+    here = False  # whether what listens there is on this machine
 
 
 class OtherJob(Exception):
@@ -224,6 +234,10 @@ class Link:
             if self._token() != tried:
                 return told  # the file was left there by an earlier job, and has been replaced meanwhile
             raise CoordinatorUnreachable(why_not(error, place, self._patience, self._tls)) from error
+        if settled and isinstance(error, NoToken) and error.here and since >= TIME_TO_SPEAK:
+            error = stranger(place.port) or error
+        if settled and isinstance(error, PortTaken):
+            raise CoordinatorUnreachable(str(error)) from error
         if since >= (min(self._patience, SHORT_PATIENCE) if settled else self._patience):
             where = ", ".join(str(place) for place in failed)
             raise CoordinatorUnreachable(why_not(error, place, self._patience, self._tls, where)) from error
@@ -310,10 +324,14 @@ async def connect(
     loop = asyncio.get_running_loop()
     if token is None:
         # Whether somebody is there at all makes the difference between "too early" and "somebody else's".
-        (await asyncio.wait_for(_dial(endpoint), HANDSHAKE_TIMEOUT)).close()
-        raise NoToken("this user has no token for it")
+        dialled = await asyncio.wait_for(_dial(endpoint), HANDSHAKE_TIMEOUT)
+        no_token = NoToken("this user has no token for it")
+        no_token.here = _is_local(dialled)
+        dialled.close()
+        raise no_token
     name = endpoint.host if tls is not None else None
     dialled = await asyncio.wait_for(_dial(endpoint), HANDSHAKE_TIMEOUT)
+    here = _is_local(dialled)
     try:
         opening = loop.create_connection(
             lambda: Connection(token, receive), sock=dialled, ssl=tls, server_hostname=name
@@ -324,7 +342,15 @@ async def connect(
         dialled.close()
         raise
     try:
+        if here:
+            await asyncio.wait({connection.ready}, timeout=TIME_TO_SPEAK)
+            if not connection.ready.done() and (taken := stranger(endpoint.port)) is not None:
+                raise taken
         await asyncio.wait_for(asyncio.shield(connection.ready), HANDSHAKE_TIMEOUT)
+    except PortTaken:
+        connection.ready.cancel()
+        connection.abort()
+        raise
     except asyncio.TimeoutError:
         connection.ready.cancel()  # nobody asks any more
         connection.abort()
@@ -334,6 +360,21 @@ async def connect(
         connection.abort()
         raise
     return connection
+
+
+def _is_local(dialled: socket.socket) -> bool:
+    """Whether the other end is on this machine."""
+    return bool(dialled.getsockname()[0] == dialled.getpeername()[0])
+
+
+def stranger(port: int) -> PortTaken | None:
+    """The program on this machine that listens there, if it is no agent or coordinator of this user's."""
+    holder = holder_of(port)
+    if holder is None or holder.pid == os.getpid() or re.search(r"\boutlast[. ]", holder.command):
+        return None
+    if any(each.endpoint.port == port for each in records()):
+        return None
+    return PortTaken(f"port {port} is held by {holder}, which is no Outlast coordinator: choose another port")
 
 
 async def _dial(endpoint: Endpoint) -> socket.socket:

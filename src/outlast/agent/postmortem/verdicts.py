@@ -17,6 +17,10 @@ from outlast.protocol.failures import FailoverStrategy, Failure, ReportedCause
 from outlast.protocol.fields import LONGEST_REASON, sendable
 from outlast.signatures import catalogue
 
+COORDINATORS_PORT = (
+    "Outlast's coordinator listens on port {0} (--master-port or --rdzv-endpoint). "
+    "Let the script use env://, or MASTER_PORT, or give it another port."
+)
 TOLD = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
 ENDED = ReportedCause(
     name="ended-by-us",
@@ -34,8 +38,9 @@ class Judge:
     failure = Judge(signatures="").judged(failure, evidence, log="…/stderr.log", first=True)
     """
 
-    def __init__(self, signatures: str, rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, signatures: str, rules: Sequence[Rule] = (), *, coordinator_port: int = 0) -> None:
         self._signatures = signatures
+        self._coordinator_port = coordinator_port
         self._rules = rules
         self._catalogue: Catalogue | None = None
 
@@ -53,6 +58,8 @@ class Judge:
         assert self._catalogue is not None
         told = not first and evidence.signal in TOLD
         cause = diagnose([replace(evidence, exit_code=None) if told else evidence], self._catalogue).root.cause
+        if cause.name == "port-in-use" and self._coordinator_port and str(self._coordinator_port) in cause.seen:
+            cause = replace(cause, advice=COORDINATORS_PORT.format(self._coordinator_port))
         if told and cause.name == "unknown":
             return replace(failure, cause=ENDED, account=account(evidence, log, brief=True))
         proposed = FailoverStrategy(cause.strategy.value) if cause.strategy is not None else FailoverStrategy.NORMAL

@@ -7,6 +7,8 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 
+from outlast.system.ports import holder_of
+
 # A worker of an old generation that is slow to die must not meet the new generation's store.
 _recent: deque[int] = deque(maxlen=64)
 
@@ -18,13 +20,15 @@ class StorePort:
 
     The socket is bound with SO_REUSEADDR and never listens. The kernel hands its port to nobody else, but lets
     another socket with SO_REUSEADDR, as torch's is, bind and listen beside it. `store_ports` "a-b" keeps to
-    that range (for firewalls); "" takes any free port. Raises ValueError for a range that is none, and OSError
-    when the range has no free port left.
+    that range (for firewalls); "" takes any free port. `chosen` is the one port that the user wants. Raises ValueError
+    for a range that is none, and OSError when no port is left.
     """
 
-    def __init__(self, store_ports: str = "") -> None:
+    def __init__(self, store_ports: str = "", chosen: int = 0) -> None:
         self._claim: socket.socket | None = None
-        if store_ports:
+        if chosen:
+            self._socket = _reserve(chosen)
+        elif store_ports:
             self._socket, self._claim = _reserve_in(_port_range(store_ports), store_ports)
         else:
             self._socket = _reserve_any()
@@ -41,11 +45,15 @@ class StorePort:
 
 
 class StorePorts:
-    """The port that a node has promised for the next store, and the one that it has in use."""
+    """The port that a node has promised for the next store, and the one that it has in use.
 
-    def __init__(self, store_ports: str = "") -> None:
+    A `chosen` one is both, for all generations.
+    """
+
+    def __init__(self, store_ports: str = "", chosen: int = 0) -> None:
         self._store_ports = store_ports
-        self._next = StorePort(store_ports)
+        self._chosen = chosen
+        self._next = StorePort(store_ports, chosen)
         self._used: StorePort | None = None
 
     @property
@@ -54,6 +62,8 @@ class StorePorts:
 
     def take(self) -> None:
         """Use the one that was promised, and promise another."""
+        if self._chosen:
+            return
         self.release()
         self._used, self._next = self._next, StorePort(self._store_ports)
 
@@ -75,6 +85,17 @@ def _port_range(text: str) -> range:
         if ports and ports[0] > 0 and ports[-1] < 65536:
             return ports
     raise ValueError(f"store_ports {text!r} is not a range of ports: write first-last, such as 29500-29599")
+
+
+def _reserve(port: int) -> socket.socket:
+    try:
+        return _bind(port)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        holder = holder_of(port)
+        by = f"held by {holder}" if holder is not None else f"not free ({error.strerror})"
+        raise OSError(f"--master-port {port} is {by}: choose another") from error
 
 
 def _reserve_any() -> socket.socket:

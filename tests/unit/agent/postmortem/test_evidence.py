@@ -253,3 +253,11 @@ def test_those_that_we_end_because_another_had_failed_are_its_cascade() -> None:
     assert later.cause is not None
     assert (first.cause.name, first.cause.role) == ("preempted", "root")
     assert (later.cause.name, later.cause.role) == ("ended-by-us", "cascade")
+
+
+def test_a_script_that_wants_the_coordinators_port_is_told_who_has_it() -> None:
+    taken = Evidence(rank=0, exit_code=1, exception="DistNetworkError", message="port: 29500, name: EADDRINUSE")
+    for port, words in ((29500, "Outlast's coordinator listens on port 29500"), (29400, "Choose another port")):
+        cause = Judge("", coordinator_port=port).judged(failure(), taken, log="", first=True).cause
+        assert cause is not None
+        assert words in cause.advice

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from outlast.agent.processes.ports import StorePort
+from outlast.agent.processes.ports import StorePort, StorePorts
 
 STORE = """
 import sys
@@ -112,6 +112,19 @@ def test_two_agents_on_one_machine_share_a_range_without_sharing_a_port() -> Non
         assert "no free port" in run(OTHER_AGENT, port.port)
     finally:
         port.release()
+
+
+def test_a_port_that_the_user_has_chosen_serves_all_generations() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        chosen = probe.getsockname()[1]
+    ports = StorePorts(chosen=chosen)
+    try:
+        for _ in range(3):
+            assert ports.promised == chosen
+            ports.take()
+            ports.release()
+    finally:
+        ports.close()
 
 
 def test_releasing_twice_is_fine() -> None:
