@@ -77,7 +77,7 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         if not agent.hurried:
             await _show_all(logs)
         outcome.append(over)
-        _write_verdict(over, settings.verdict or str(Path(logs.directory, VERDICT)))
+        _write_verdict(over, settings.verdict or (str(Path(logs.directory, VERDICT)) if logs.asked_for else ""))
         return over
 
 
@@ -91,7 +91,7 @@ def _extension(launch: Launch, settings: Settings) -> Extension | None:
 def _write_verdict(over: Over, path: str) -> None:
     """Leave the verdict for programs to read, with the logs or where it was asked for."""
     verdict = verdict_of(over)
-    if verdict is None or not Path(path).parent.is_dir():
+    if verdict is None or not path or not Path(path).parent.is_dir():
         return
     try:
         Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")

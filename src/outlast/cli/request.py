@@ -119,8 +119,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
 
 
 def _event_log_handler(name: str) -> str:
-    if name not in _EVENT_LOG_HANDLERS:
-        raise ValueError(f"--event-log-handler is one of {', '.join(_EVENT_LOG_HANDLERS)}, not {name!r}")
+    # A program that has torch loaded may have registered more.
+    torchs = sys.modules.get("torch.distributed.elastic.events.handlers")
+    known = {**dict.fromkeys(_EVENT_LOG_HANDLERS), **getattr(torchs, "_log_handlers", {})}
+    if name not in known:
+        raise ValueError(f"--event-log-handler is one of {', '.join(known)}, not {name!r}")
     return name
 
 

@@ -270,7 +270,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     verdict: Annotated[
         str,
-        _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs."),
+        _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs, if any."),
     ] = ""
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import importlib
+import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,10 +22,12 @@ from pathlib import Path
 from string import Template
 from typing import Any, Protocol
 
-from outlast.agent.output.tee import Console, LogFile, Tee, open_log, open_pipe
+from outlast.agent.output.tee import Console, LogFile, ReplacedStream, Tee, open_log, open_pipe
 from outlast.agent.processes.workers import Streams
 from outlast.launch import Launch, Logs, Std
 from outlast.protocol.generations import Assignment
+
+logger = logging.getLogger("agent")
 
 _HINTS = {
     errno.ENOSPC: "free some space, or choose another --log-dir",
@@ -82,10 +86,10 @@ class JobLogs:
     Raises `LogsNotWritable` when nothing can be written at all, and ValueError for unknown `--logs-specs`.
     """
 
-    def __init__(self, launch: Launch, *, stdout: int = 1, stderr: int = 2) -> None:
+    def __init__(self, launch: Launch, *, stdout: int | None = None, stderr: int | None = None) -> None:
         self._launch = launch
-        self._outputs = (stdout, stderr)
-        self._consoles: dict[Std, Console] = {}
+        self._outputs = {Std.OUT: stdout, Std.ERR: stderr}
+        self._consoles: dict[Std, Console | ReplacedStream] = {}
         self._tees: list[Tee] = []
         self._filtered: dict[Std, LogFile] = {}
         self._layout: LogLayout
@@ -98,6 +102,12 @@ class JobLogs:
     def directory(self) -> str:
         """Where this job's files lie, to be shown to the user."""
         return self._layout.directory
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether the user wants files at all: else there are only those that workers may leave."""
+        logs = self._launch.logs
+        return bool(logs.log_dir or logs.specs or _any_stream(logs.redirects) or _any_stream(logs.tee))
 
     def open(self, assignment: Assignment, environments: Sequence[dict[str, str]]) -> list[Streams]:
         """Make the files of a generation, by local rank. The caller owns the streams.
@@ -197,11 +207,9 @@ class JobLogs:
         )
         return workers
 
-    def _console(self, stream: Std) -> Console:
+    def _console(self, stream: Std) -> Console | ReplacedStream:
         if stream not in self._consoles:
-            stdout, stderr = self._outputs
-            of_stdout = stream is Std.OUT
-            self._consoles[stream] = Console(stdout if of_stdout else stderr, "stdout" if of_stdout else "stderr")
+            self._consoles[stream] = _console(stream, self._outputs[stream])
         return self._consoles[stream]
 
     def _prefix(self, rank: int, local_rank: int) -> str:
@@ -209,6 +217,17 @@ class JobLogs:
         if template:
             return Template(template).safe_substitute(role_name=self._launch.role, rank=rank, local_rank=local_rank)
         return f"[{self._launch.role}{local_rank}]:"
+
+
+def _console(stream: Std, descriptor: int | None) -> Console | ReplacedStream:
+    """This descriptor; by default the process's own, or what a program that calls us has put in its place."""
+    name = "stdout" if stream is Std.OUT else "stderr"
+    if descriptor is not None:
+        return Console(descriptor, name)
+    present = getattr(sys, name)
+    if present is None or present is getattr(sys, f"__{name}__"):
+        return Console(int(stream), name)
+    return ReplacedStream(present, name)
 
 
 class _DefaultLayout:
@@ -262,9 +281,14 @@ class _DefaultLayout:
             paths[local_rank] = "" if shown else os.devnull
 
     def close(self, success: bool) -> None:
+        if not self._temporary:
+            return
         # Redirected output was asked for, wherever it landed; error files of a success are of no use.
-        if self._temporary and success and not _any_stream(self._logs.redirects):
+        useless = success and not _any_stream(self._logs.redirects)
+        if useless or not any(path.is_file() and path.stat().st_size for path in Path(self._temporary).rglob("*")):
             shutil.rmtree(self._temporary, ignore_errors=True)
+        else:
+            logger.info("the logs are in %s (--log-dir chooses another place)", self.directory)
 
 
 class _SpecsLayout:

@@ -11,7 +11,9 @@ import asyncio
 import fcntl
 import logging
 import os
+import select
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from outlast.console import without_blocking
 
@@ -131,6 +133,31 @@ class Console:
             self._loop.call_soon(call)
 
 
+class ReplacedStream:
+    """What a program has put in the place of `sys.stdout` or `sys.stderr`, as `redirect_stdout` does."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream: TextIO | None = stream
+        self.name = name
+        self.full, self.owes = False, 0  # what is written to it is shown at once
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """There always is."""
+        call()
+
+    def write(self, lines: bytes) -> None:
+        """Show whole lines."""
+        try:
+            if self._stream is not None:
+                self._stream.write(lines.decode(errors="replace"))
+        except (OSError, ValueError) as error:  # ValueError: it has been closed
+            self._stream = None
+            logger.warning("cannot write to %s: %s; workers' lines are shown no more", self.name, error)
+
+    def close(self) -> None:
+        """It is the program's own."""
+
+
 class Tee:
     """One stream of one worker: as it is to its file, line by line with a prefix to the console."""
 
@@ -139,7 +166,7 @@ class Tee:
         source: int,
         *,
         file: LogFile,
-        console: Console,
+        console: Console | ReplacedStream,
         prefix: str,
         filtered: LogFile | None = None,
         needles: Sequence[str] = (),

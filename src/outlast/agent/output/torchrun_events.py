@@ -1,4 +1,8 @@
-"""torchrun's events, for those who read them (`--event-log-handler=console`): how a node's part of a job ended."""
+"""torchrun's events, for those who read them (`--event-log-handler=console`): how a node's part of a job ended.
+
+A program that has torch loaded gets them through torch's own `events.record`, with the handlers that it has registered
+there. `outlast run` has no torch, and writes what torch's console handler would.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,12 @@ from outlast.protocol.membership import Over
 
 def announce(launch: Launch, over: Over, restarts: int = 0) -> None:
     """Write the events of the end, one JSON line each, if they were asked for."""
-    if launch.event_log_handler == "console":
+    torchs = sys.modules.get("torch.distributed.elastic.events")
+    if torchs is not None:
+        for event in _events(launch, over, restarts):
+            source = torchs.EventSource(event["source"])
+            torchs.record(torchs.Event(**{**event, "source": source}), launch.event_log_handler)
+    elif launch.event_log_handler == "console":
         for event in _events(launch, over, restarts):
             with suppress(OSError):  # of a terminal that is gone, or a full disk: the job has ended as it has
                 print(json.dumps(event), file=sys.stderr)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
@@ -276,6 +278,38 @@ def test_a_line_without_an_end_is_shown_in_pieces(tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     assert sum(line.count("x") for line in lines) == size
     assert all(len(line) < 2 * 1024 * 1024 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "success", "kept"),
+    [
+        pytest.param({}, "", False, False, id="nothing was written"),
+        pytest.param({}, "{}", False, True, id="an error file of a failed job"),
+        pytest.param({}, "{}", True, False, id="an error file, and the job succeeded"),
+        pytest.param({"redirects": Std.OUT}, "", False, False, id="redirected, and nothing was written"),
+        pytest.param({"redirects": Std.OUT}, "{}", True, True, id="redirected"),
+    ],
+)
+def test_a_temporary_log_directory_stays_only_for_what_is_in_it(
+    asked: dict[str, Std],
+    text: str,
+    success: bool,
+    kept: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    caplog.set_level(logging.INFO, "agent")
+    logs = JobLogs(launch(**asked))
+    for streams in logs.open(ASSIGNMENT, [{}]):
+        streams.close()
+    (place,) = tmp_path.glob("outlast_*/*/attempt_0/0")
+    (place / "error.json").write_text(text)
+    logs.close(success)
+    assert bool(list(tmp_path.glob("outlast_*"))) is kept
+    said = [record.getMessage() for record in caplog.records if "the logs are in" in record.getMessage()]
+    assert len(said) == kept
 
 
 def test_a_full_disk_is_told_once_and_the_console_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
