@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 VARIABLE = "OUTLAST_BOARD"
-VERSION = 3
+VERSION = 4
 MAGIC = int.from_bytes(b"OUTLAST\0", "little")
 WORD = 8
 
@@ -50,6 +50,7 @@ HALT = 10  # the agent's, too: a change is planned; see `BoardSlot.halt`
 BOUNDARIES = 11  # between steps, that it has come to, plus one; 0: it comes to none
 HELD = 12  # the one where it waits to hear whether to go on; 0: it does not
 SEALED, SAVED = 13, 14  # the one where it has saved, and the step plus one; 0: that could not be done
+RESERVED = 15  # the agent's: how many names have a number beforehand
 ENTRIES = range(16, 32)  # open sections, in no order; 0: none
 CLOSED_AT = 32  # when a section was closed last: above the entries
 PAUSES, RESUMED_AT = 33, 34  # above all that a pause stops
@@ -210,8 +211,9 @@ class BoardSlot:
         holder = self.words[PID]
         if holder not in (0, os.getpid()) and _alive(holder):
             return False
-        for word in (BEATS, BEAT_AT, STEP, STEP_AT, *range(NAMES, HALT), *range(BOUNDARIES, END)):
+        for word in (BEATS, BEAT_AT, STEP, STEP_AT, *range(BOUNDARIES, RESERVED), *range(ENTRIES.start, END)):
             self.words[word] = 0  # of the program that this process was before an exec
+        self.words[NAMES] = self.words[RESERVED]
         self.memory[WORDS_FROM] = 0
         self.words[ATTACHED_AT] = time.monotonic_ns()
         self.words[PID] = os.getpid()
@@ -225,6 +227,16 @@ class BoardSlot:
         """Give this number, the next one, a name."""
         self._write(NAMES_FROM + number * NAME_SIZE, NAME_SIZE, name)
         self.words[NAMES] = number + 1
+
+    def reserve(self, names: Sequence[str]) -> None:
+        """Of the agent: give these names a number, however many others the worker has before it comes to them."""
+        for number, name in enumerate(names[:OTHER]):
+            self.add_name(number, name)
+            self.words[RESERVED] = number + 1
+
+    def reserved(self) -> list[str]:
+        """The names that have a number beforehand."""
+        return [self.name(number) for number in range(self.words[RESERVED])]
 
     def ask(self, action: Action, reason: str) -> None:
         """Write a request down, and only then wake the agent."""
@@ -329,7 +341,7 @@ class BoardSlot:
             pid=words[PID],
             step=words[STEP],
             step_at=_seconds(words[STEP_AT]),
-            spent={self.name(number): Spent(words[SPENT[number]]) for number in range(words[NAMES])},
+            spent={self.name(n): Spent(words[SPENT[n]]) for n in range(words[NAMES]) if words[SPENT[n]]},
             waited=self.name(words[WAITED] - 1) if words[WAITED] else "",
         )
 
@@ -353,8 +365,8 @@ class BoardSlot:
 class Board:
     """A node's board, of its agent. One per generation; `close` it when the workers are gone."""
 
-    def __init__(self, slots: int) -> None:
-        """Make it: just before the workers, because their start-up counts from now."""
+    def __init__(self, slots: int, names: Sequence[str] = ()) -> None:
+        """Make it: just before the workers, because their start-up counts from now. `names` have numbers already."""
         self._memory = os.memfd_create("outlast-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         size = SIZE * (1 + slots)
         os.ftruncate(self._memory, size)
@@ -369,6 +381,7 @@ class Board:
         self._slots = [BoardSlot(_part(self._whole, number)) for number in range(slots)]
         for slot in self._slots:
             slot.words[BORN_AT] = time.monotonic_ns()
+            slot.reserve(names)
         with self._whole[:SIZE].cast("q") as header:
             header[VERSION_AT], header[SLOTS_AT] = VERSION, slots
             header[KEY_AT], header[BELL_AT] = self._key, self.bell

@@ -79,6 +79,21 @@ def test_nobody_is_ended_while_monitoring_is_paused() -> None:
     assert "hang" not in a.output + b.output
 
 
+def test_a_section_with_a_timeout_that_nobody_enters_is_mentioned_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, outlast\n"
+        "with outlast.section('checkpoint'): outlast.step()\n"
+        "os._exit(int(os.environ['TORCHELASTIC_RESTART_COUNT']) == 0)\n"
+    )
+    with job("--max-restarts=1", "--ft-rank-section-timeouts=chekpoint:60,checkpoint:60", script=script) as process:
+        assert process.wait() == 0, process.output
+    told = [line for line in process.lines if "has entered the section" in line]
+    assert len(told) == 1
+    assert "'chekpoint', which has a time-out" in told[0]
+    assert "entered were: 'checkpoint'" in told[0]
+
+
 def test_hang_detection_may_be_off() -> None:
     with two_nodes(*ALL, "--ft-hang-detection=off", args=["late:3.5", "3"]) as (a, b):
         finished(a, b)

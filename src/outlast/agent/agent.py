@@ -155,6 +155,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._signal = signal.SIGTERM  # what workers get when they are asked to end
         self._stopped_by = ""  # the signal that this agent got
+        self._told_unentered = False  # of sections with a time-out
         self._signalled_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._welcomed = False
@@ -559,6 +560,18 @@ class Agent:
             tell=tell,
         )
 
+    def _tell_unentered(self, entered: set[str]) -> None:
+        """A time-out for a section that is never entered is mostly one for a name that is misspelt."""
+        missing = self._limits.timeouts.sections.keys() - entered
+        if not missing or self._told_unentered or not (entered or self._node.state is State.FINISHED):
+            return
+        self._told_unentered = True
+        log.warning(
+            "no rank here has entered the section %s, which has a time-out (rank_section_timeouts); entered were: %s",
+            ", ".join(map(repr, sorted(missing))),
+            ", ".join(map(repr, sorted(entered))) or "none",
+        )
+
     def _unwatch(self) -> None:
         if self._pacing is not None:
             self._pacing.close()
@@ -568,6 +581,7 @@ class Agent:
             self._hangs = None
         self._inquest.end()
         if self._watch is not None:
+            self._tell_unentered(self._watch.sections())
             self._watch.close()
             self._watch = None
 

@@ -44,6 +44,7 @@ from outlast.board import (
     ENTRIES,
     LONGEST,
     NAME_BITS,
+    NAME_SIZE,
     ONE_MORE,
     OTHER,
     OUTSIDE_LONGEST,
@@ -59,6 +60,7 @@ from outlast.board import (
     WAITED,
     Action,
     BoardSlot,
+    cut,
 )
 
 log = logging.getLogger("outlast")
@@ -174,7 +176,7 @@ class Session:
         ...     pass
         """
         known = self._names.get(name)
-        return Section(self, self._intern(name) if known is None else known)
+        return Section(self, self._intern(cut(name, NAME_SIZE)) if known is None else known)
 
     def start_section(self, name: str) -> None:
         """Open a section that `end_section` closes; the two may be called from different threads."""
@@ -295,6 +297,8 @@ class Session:
     def _use(self, slot: BoardSlot, *, attached: bool) -> None:
         self._slot, self._attached = slot, attached
         self._gap = self._beat_at = self._outside = self._closed_at = 0
+        if not self._names:
+            self._names = {text: _Name(number, text) for number, text in enumerate(slot.reserved())}
         for name in self._names.values():
             name.longest = name.spent = 0
             slot.add_name(name.number, name.text)

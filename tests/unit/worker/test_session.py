@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import pytest
 
-from outlast.board import ENTRIES, OTHER, VARIABLE, Action, Board, Reading
+from outlast.board import ENTRIES, NAME_SIZE, OTHER, VARIABLE, Action, Board, Reading, cut
 from outlast.worker.session import Session
 
 
@@ -175,6 +175,32 @@ def test_names_beyond_the_room_of_the_board_are_watched_as_one(
             assert names(board.read(0)) == [expected]
     assert len(caplog.records) == 1
     assert session.section("section 3")._name.number == 3
+
+
+def test_names_that_the_agent_watches_have_room_however_many_others_come_first() -> None:
+    long = "a section with a name that is longer than the room that the board has for it"
+    board = Board(1, ["checkpoint", cut(long, NAME_SIZE)])
+    session = Session({VARIABLE: board.address(0)})
+    for number in range(OTHER + 20):
+        with session.section(f"section {number}"):
+            pass
+    for name in ("checkpoint", long):
+        with session.section(name):
+            assert names(board.read(0)) == [cut(name, NAME_SIZE)]
+    assert f"section:{cut(long, NAME_SIZE)}" in board.read(0).longest
+    board.close()
+
+
+def test_a_name_that_is_only_watched_has_not_been_entered() -> None:
+    board = Board(1, ["checkpoint"])
+    session = Session({VARIABLE: board.address(0)})
+    with session.section("step"):
+        session.step()
+    assert "section:checkpoint" not in board.read(0).longest
+    totals = board.totals(0)
+    assert totals is not None
+    assert list(totals.spent) == ["step"]
+    board.close()
 
 
 def test_many_threads_leave_no_section_open(board: Board, session: Session) -> None:

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from outlast.board import Board, LastWords, Reading, Request, Totals
+from outlast.board import NAME_SIZE, Board, LastWords, Reading, Request, Totals, cut
 from outlast.core.hangs.rank_clocks import (
+    SECTION,
     SUSPICIOUS_AFTER,
     Clock,
     RankClock,
@@ -52,10 +53,11 @@ class Limits:
         >>> Limits.of(Settings(rank_section_timeouts="step:30")).timeouts.sections
         {'step': 30.0}
         """
+        sections = section_timeouts(settings.rank_section_timeouts)
         timeouts = Timeouts(
             startup=settings.initial_rank_heartbeat_timeout or None,
             heartbeat=settings.rank_heartbeat_timeout or None,
-            sections=section_timeouts(settings.rank_section_timeouts),
+            sections={cut(name, NAME_SIZE): seconds for name, seconds in sections.items()},
             outside=settings.rank_out_of_section_timeout or None,
         )
         return cls(settings.hang_detection, timeouts, settings.safety_factor)
@@ -102,7 +104,7 @@ class Watch:
         longest: Mapping[str, float] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._board = Board(nproc)
+        self._board = Board(nproc, tuple(limits.timeouts.sections))
         self._limits = limits
         self._tell_late, self._asked, self._calibrate, self._heard = late, asked, calibrate, rung
         self._judged = set(range(nproc)) if limits.detection != "off" else set()
@@ -172,6 +174,12 @@ class Watch:
     def reading(self, local_rank: int) -> Reading:
         """What a worker has written, as it is now."""
         return self._board.read(local_rank)
+
+    def sections(self) -> set[str]:
+        """The names of all sections that a worker here has been in."""
+        readings = self._readings()
+        closed = {what.removeprefix(SECTION) for each in readings for what in each.longest if what.startswith(SECTION)}
+        return closed | {section.name for each in readings for section in each.sections}
 
     def totals(self, local_rank: int) -> Totals | None:
         """How far a worker has come, and what its time went into; None: it has made no step."""
