@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import logging
 import os
-import select
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
