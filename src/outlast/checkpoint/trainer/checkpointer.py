@@ -101,6 +101,7 @@ class Checkpointer:
         self._plan: ShardPlan | None = None
         self._layout: ShardLayout | None = None
         self._origin = ""
+        self._strict = True  # of the restore that is under way
         self._apart = ""  # why nothing can be written to disk
         self._sequence = 0
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
@@ -166,13 +167,21 @@ class Checkpointer:
         return True
 
     def restore(
-        self, state: Mapping[str, Any], *, step: int | None = None, source: str | os.PathLike[str] | None = None
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        source: str | os.PathLike[str] | None = None,
+        strict: bool = True,
     ) -> int:
         """Load the newest good state, from memory or disk, and return its step; 0, changing nothing, if there is none.
 
         `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
-        Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit.
+        Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit: a model or
+        an optimizer with more, fewer or other parameters, groups or dtypes than were saved. `strict=False` loads what
+        both have, and leaves the rest as it is.
         """
+        self._strict = strict
         step = None if step is None else _step(step)
         self._land()
         self._interval.begin_anew()
@@ -531,7 +540,7 @@ class Checkpointer:
                     raise OSError(problem) from failed
             problem = next((each for each, _ in said if each), "")
             if source is not None and not problem:
-                load(source, state, self._group)
+                load(source, state, self._group, strict=self._strict)
         except Damaged as error:
             problem = str(error)
         finally:

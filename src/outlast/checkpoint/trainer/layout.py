@@ -39,6 +39,7 @@ LARGE = 64 * 1024  # bytes from which on a write is not looked at
 _OBJECT_ROOM = 64  # bytes beside twice its size
 _BLANK = struct.Struct("<q")
 _CLASS = re.compile(rb"c(\S+\n\S+)\n")  # as a pickle of torch's names one
+_PARTS = re.compile(rb"torch\.distributed\..*\n(DTensor|ShardedTensor)")  # what has another part on each rank
 _loaded: set[bytes] = set()  # classes that were seen to be loaded again
 
 Flat = Mapping[str, Any]
@@ -247,7 +248,13 @@ def pickled(value: Any, key: str) -> bytes:
             f"{key} cannot be pickled ({type(error).__name__}: {error}): leave it out of the state"
         ) from error
     text = stream.getvalue()
-    if new := set(_CLASS.findall(text)) - _loaded:
+    classes = set(_CLASS.findall(text))
+    if any(_PARTS.match(each) for each in classes):
+        raise Unsavable(
+            f"{key} has a sharded tensor within a tuple or an object, of which one rank's part would be saved for all: "
+            "put it into lists and dictionaries only"
+        )
+    if new := classes - _loaded:
         try:
             torch.load(io.BytesIO(text), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:

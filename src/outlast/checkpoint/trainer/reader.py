@@ -284,13 +284,19 @@ def open_snapshot(places: Mapping[int, Sequence[Callable[[], ShardPlace]]], mark
         yield CheckpointSource(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards, expect)
 
 
-def load(source: CheckpointSource, state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> None:
+def load(
+    source: CheckpointSource,
+    state: Mapping[str, Any],
+    group: dist.ProcessGroup | None = None,
+    *,
+    strict: bool = True,
+) -> None:
     """Load it into the state. Collective. Raises ValueError for a state that does not fit, in one line; `Damaged` if
     the source turned out to be no good on the way: the state is then half of it, and to be loaded anew.
     """
     distributed = dist.is_available() and dist.is_initialized()
     try:
-        targets = Targets(state, source.metadata, group)
+        targets = Targets(state, source.metadata, group, strict=strict)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a mapping is not writable
             targets.flat |= read(source, targets.flat, group, distributed=distributed)

@@ -8,7 +8,7 @@ only as long as it was seen to give the very same keys and the very same memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
@@ -181,8 +181,17 @@ def _enter(container: Any, key: str | int, value: Any) -> Any:
 class Targets:
     """Where a checkpoint is loaded to: tensors that are there already are filled, all else is made anew."""
 
-    def __init__(self, state: Mapping[str, Any], metadata: Metadata, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        metadata: Metadata,
+        group: dist.ProcessGroup | None = None,
+        *,
+        strict: bool = True,
+    ) -> None:
         self._state = state
+        self._strict = strict  # else what only one of the two has is left as it is
+        self._kept: dict[str, Any] = {}  # values that the checkpoint does not have
         self._rank, self._world = _rank_and_world(group)
         self._names = metadata.state_dict_metadata
         self._paths: dict[str, Path] = dict(metadata.planner_data or {})
@@ -194,7 +203,7 @@ class Targets:
 
     def write_back(self) -> None:
         """Give what was loaded to the objects that it belongs to."""
-        loaded = nest(self.flat, self.paths)
+        loaded = nest(self.flat | self._kept, self.paths)
         for name, value in self._state.items():
             part = loaded.get(name, {})
             if isinstance(value, torch.nn.Module):
@@ -237,11 +246,30 @@ class Targets:
         """What the object has now is what it wants."""
         flat, paths = flatten({name: nested})
         missing = [key for key in flat if key not in self._names]
-        if missing:
-            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise ValueError(f"it has no {missing[0]}{more}: the state is not the one that was saved")
+        if self._strict:
+            self._refuse_another(name, flat, missing)
+        else:  # which parameters an optimizer has is not up to the checkpoint
+            missing += [
+                key for key, path in paths.items() if path[1:2] == ("param_groups",) and path[3:] == ("params",)
+            ]
+        self._kept |= {key: flat.pop(key) for key in {*missing}}
         self.flat |= flat
         self.paths |= paths
+
+    def _refuse_another(self, name: str, flat: Mapping[str, Any], missing: Sequence[str]) -> None:
+        """Raise ValueError if an object is not like the one that was saved."""
+        advice = "the state is not the one that was saved (strict=False loads what both have)"
+        if missing:
+            raise ValueError(f"it has no {missing[0]}{_and_more(missing)}: {advice}")
+        extra = [key for key in self._names if key not in flat and self._paths.get(key, (key,))[0] == name]
+        if extra:
+            raise ValueError(f"it has {extra[0]}{_and_more(extra)}, for which there is no place: {advice}")
+        for key, value in flat.items():
+            stored = self._names[key]
+            if isinstance(stored, TensorStorageMetadata) and isinstance(value, torch.Tensor):
+                saved = stored.properties.dtype
+                if saved != value.dtype:
+                    raise ValueError(f"it has {key} as {saved}, and not as {value.dtype}: {advice}, converted")
 
     def _stored(self, name: str, nested: Any, *, per_rank: bool = False) -> None:
         """What was stored is what the object gets: a sampler knows nothing of what it had when it was saved."""
@@ -271,6 +299,10 @@ class Targets:
                 f"{self._world} now: start with {ranks} ranks, or bring it to {self._world} with the converter of the "
                 "framework that has split it"
             )
+
+
+def _and_more(keys: Sequence[str]) -> str:
+    return f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
 
 
 def _target(stored: Any, live: Any) -> Any:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler
 
 import outlast
@@ -258,3 +261,73 @@ def test_what_a_model_has_beside_its_tensors_is_saved(checkpointer: Callable[[],
     saver.wait()
     assert checkpointer().restore({"model": model}) == 1
     assert torch.equal(model.found[0], torch.arange(3))
+
+
+def trained(*sizes: int, groups: int = 1, lr: float = 0.1) -> dict[str, Any]:
+    """A model of some layers, trained for a step, with its optimizer."""
+    model = nn.Sequential(*(nn.Linear(size, 2) for size in sizes))
+    split = [[each for layer in model[number::groups] for each in layer.parameters()] for number in range(groups)]
+    optimizer = torch.optim.Adam([{"params": each, "lr": lr * (n + 1)} for n, each in enumerate(split)])
+    sum(layer(torch.ones(1, layer.in_features)).sum() for layer in model).backward()
+    optimizer.step()
+    return {"model": model, "optim": optimizer}
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "said"),
+    [
+        ({"sizes": (2, 2, 2)}, {"sizes": (2, 2)}, r"it has model\.2\.\w+ \(and 1 more\), for which there is no place"),
+        ({"sizes": (2, 2)}, {"sizes": (2, 2, 2)}, r"it has no model\.2\.\w+ \(and 1 more\)"),
+        ({"sizes": (2, 2), "groups": 2}, {"sizes": (2, 2)}, r"it has optim\.param_groups\.1\..* no place"),
+        ({"sizes": (2, 2)}, {"sizes": (2, 2), "groups": 2}, r"it has no optim\.param_groups\.1\."),
+    ],
+)
+def test_a_state_that_is_not_like_the_one_that_was_saved_is_refused(
+    checkpointer: Callable[[], Checkpointer], saved: dict[str, Any], given: dict[str, Any], said: str
+) -> None:
+    saver = checkpointer()
+    saver.save(1, trained(*saved.pop("sizes"), **saved))
+    state = trained(*given.pop("sizes"), **given)
+    before = state["model"][0].weight.clone()
+    with pytest.raises(ValueError, match=said) as caught:
+        saver.restore(state)
+    assert "strict=False loads what both have" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(state["model"][0].weight, before)
+
+
+def test_what_both_have_is_loaded_where_that_is_meant(checkpointer: Callable[[], Checkpointer]) -> None:
+    saver = checkpointer()
+    saved = trained(2, 2, lr=0.5)
+    saver.save(1, saved)
+    more, fewer = trained(2, 2, 2), trained(2)
+    own = more["model"][2].weight.clone()
+    assert saver.restore(more, strict=False) == 1
+    assert torch.equal(more["model"][1].weight, saved["model"][1].weight)
+    assert torch.equal(more["model"][2].weight, own)
+    assert more["optim"].param_groups[0]["lr"] == 0.5
+    assert saver.restore(fewer, strict=False) == 1
+    assert torch.equal(fewer["model"][0].weight, saved["model"][0].weight)
+    first, again = (each["optim"].state_dict()["state"] for each in (saved, fewer))
+    assert torch.equal(first[0]["exp_avg"], again[0]["exp_avg"])
+
+
+def test_another_dtype_is_refused_unless_it_is_meant(checkpointer: Callable[[], Checkpointer]) -> None:
+    saver = checkpointer()
+    saver.save(1, {"model": nn.Linear(2, 2)})
+    state = {"model": nn.Linear(2, 2, dtype=torch.bfloat16)}
+    with pytest.raises(ValueError, match=r"it has model\.\w+ as torch.float32, and not as torch.bfloat16"):
+        saver.restore(state)
+    assert saver.restore(state, strict=False) == 1
+
+
+def test_a_sharded_tensor_in_a_tuple_is_refused(checkpointer: Callable[[], Checkpointer]) -> None:
+    """It would come back as rank 0's part on every rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        part = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)))
+        for value in ((part,), {"y": (1, {"z": part})}, [1, (part, 2)]):
+            with pytest.raises(Unsavable, match=r"x.* has a sharded tensor within a tuple or an object, .* into lists"):
+                checkpointer().save(1, {"x": value})
+    finally:
+        dist.destroy_process_group()
