@@ -113,7 +113,7 @@ def _prune(path: Address, keep_last: int | None) -> int:
     if keep_last is None or keep_last < 1:
         raise ValueError("prune needs --keep-last with the number of checkpoints to keep, at least 1")
     _choose(path, None)
-    removed = prune(path, keep_last)
+    removed = prune(path, keep_last, verify=True)
     for each in removed:
         print(f"removed {each}")
     for draft in disk.clear_drafts(path):

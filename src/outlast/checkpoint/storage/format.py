@@ -25,6 +25,7 @@ import re
 import secrets
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -40,6 +41,7 @@ CHUNK = 16 * 1024 * 1024  # bytes under one hash
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
 SHARD = ".distcp"
+DAMAGED = ".damaged"  # in a checkpoint: what a restore has found to be wrong with it
 ORIGIN = ".outlast"  # in the directory: an id, so that snapshots in memory know whose they are
 
 FINAL = re.compile(r"step-(\d{8,})(?:\.(\d+))?(?:-([0-9a-f]+)\.(\d+))?")
@@ -63,7 +65,8 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     """One `save` of all ranks: what its parts have in common.
 
     `run` is made anew by rank 0 whenever the ranks plan together, so that nothing of another job, generation or line-up
-    of ranks can be taken for a part of it; `sequence` counts the saves from there.
+    of ranks can be taken for a part of it; `sequence` counts the saves from there. `lineage` is the same for all saves
+    that went on from each other, whatever jobs they are of; up to the step `base` they are those of other jobs.
     """
 
     run: str
@@ -72,6 +75,18 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     world: int
     job: str = ""
+    lineage: str = ""
+    base: int = 0
+
+    def supersedes(self, older: Save) -> bool:
+        """Whether the training that this is of may remove another save: one of its own, or one that it went on from.
+
+        >>> mine = Save(run="a", sequence=1, step=30, generation=1, world=1, job="j", lineage="l", base=10)
+        >>> theirs = Save(run="b", sequence=1, step=10, generation=1, world=1, job="k", lineage="l")
+        >>> mine.supersedes(theirs), theirs.supersedes(mine)
+        (True, False)
+        """
+        return self.lineage == older.lineage and (self.job == older.job or older.step <= self.base)
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +148,27 @@ def unique_name(save: Save) -> str:
 
 def found(directory: Address) -> list[FoundCheckpoint]:
     """The committed checkpoints of a directory, the newest first. A directory that is not there has none."""
-    return sorted(storage_of(directory).found(), key=lambda each: (each.step, each.number), reverse=True)
+    there = storage_of(directory).found()
+    steps = Counter(each.step for each in there)
+    ages = _ages([each for each in there if steps[each.step] > 1])
+    return sorted(
+        there, key=lambda each: (each.step, ages.get(each.path, (0.0, 0)), each.number, str(each.path)), reverse=True
+    )
+
+
+def _ages(several: Iterable[FoundCheckpoint]) -> dict[Address, tuple[float, int]]:
+    """Of several of one step, which was saved later: those of one run by their numbers, for clocks may be set back.
+
+    When they were committed tells little: an older one may be written more slowly, and a store counts whole seconds.
+    """
+    manifests: dict[Address, Manifest] = {}
+    for each in several:
+        with suppress(Damaged, FileNotFoundError):
+            manifests[each.path] = read_manifest(each.path)
+    runs: dict[str, float] = {}
+    for manifest in manifests.values():
+        runs[manifest.save.run] = max(manifest.saved_at, runs.get(manifest.save.run, 0.0))
+    return {path: (runs[each.save.run], each.save.sequence) for path, each in manifests.items()}
 
 
 def origin(directory: Address, *, make: bool = False) -> str:
@@ -158,6 +193,20 @@ def read_manifest(path: Address) -> Manifest:
             f"{path / MANIFEST} has version {manifest.version}, this Outlast knows {VERSION}: install a newer"
         )
     return manifest
+
+
+def note_damage(path: Address, problem: str) -> None:
+    """Leave word that a checkpoint cannot be restored, so that pruning does not count it as one that can."""
+    with suppress(OSError):  # one more is kept
+        storage_of(path.parent).write(f"{path.name}/{DAMAGED}", f"{problem}\n".encode())
+
+
+def clear_note(path: Address) -> None:
+    """It was restored after all."""
+    storage = storage_of(path.parent)
+    with suppress(OSError):
+        if DAMAGED in storage.sizes(path.name):
+            storage.discard(path.name, [DAMAGED])
 
 
 def check(path: Address, manifest: Manifest) -> dict[str, str]:

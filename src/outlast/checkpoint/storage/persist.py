@@ -53,7 +53,7 @@ def persist(paths: Iterable[str | Path], ticket: Ticket, tell: Callable[[Outcome
         directory = address(ticket.directory)
         try:
             disk.clear_drafts(directory, ticket.save)
-            prune(directory, ticket.keep_last, spare=outcome.path)
+            prune(directory, ticket.keep_last, spare=outcome.path, save=ticket.save)
         except OSError as error:
             _warn_once(f"older checkpoints in {directory} are not removed: {error.strerror}")
     return outcome
@@ -100,27 +100,41 @@ def _persist(leased: Sequence[tuple[Slot, Ticket]]) -> Outcome:
     return Outcome(mark, step, path=str(final or ""))
 
 
-def prune(directory: Address, keep_last: int, *, spare: str = "") -> list[Address]:
-    """Remove all but the newest checkpoints; those that are damaged are neither counted nor touched.
+def prune(
+    directory: Address, keep_last: int, *, spare: str = "", save: Save | None = None, verify: bool = False
+) -> list[Address]:
+    """Remove all but the newest whole checkpoints; those that are damaged are neither counted nor touched.
 
-    One that is being read stays until the next time. `spare`: one that was just written, by a training that has gone
-    back to an earlier step.
+    `save`: of the training that asks for it, which removes only its own and those that it went on from. What is whole
+    is told by names and sizes, and by what restores have found; with `verify`, by every byte of those that stay. One
+    that is being read stays until the next time. `spare`: one that was just written, by a training that has gone back
+    to an earlier step.
     """
-    good = []
+    storage, removed, kept = storage_of(directory), [], 0
     for each in disk.found(directory):
+        whole = False
         with suppress(disk.Damaged, OSError):
-            if not disk.check(each.path, disk.read_manifest(each.path)):
-                good.append(each.path)
-    storage, removed = storage_of(directory), []
-    for path in good[max(keep_last, 1) :] if keep_last else []:
+            whole = _looks_whole(each.path, save) and not (verify and kept < keep_last and disk.verify(each.path))
+        if not whole:
+            continue
+        kept += 1
+        if kept <= keep_last or str(each.path) == spare:
+            continue
         try:
-            if str(path) != spare and storage.remove(path.name):
-                removed.append(path)
+            if storage.remove(each.path.name):
+                removed.append(each.path)
         except FileNotFoundError:
             pass  # somebody else has removed it
         except OSError as error:
-            _warn_once(f"{path} is not removed: {error.strerror}")
+            _warn_once(f"{each.path} is not removed: {error.strerror}")
     return removed
+
+
+def _looks_whole(path: Address, save: Save | None) -> bool:
+    manifest = disk.read_manifest(path)
+    if save is not None and not save.supersedes(manifest.save):
+        return False
+    return not disk.check(path, manifest) and disk.DAMAGED not in storage_of(path.parent).sizes(path.name)
 
 
 @cache

@@ -6,14 +6,15 @@ import logging
 import operator
 import os
 import pickle
+import secrets
 import socket
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -101,6 +102,8 @@ class Checkpointer:
         self._plan: ShardPlan | None = None
         self._layout: ShardLayout | None = None
         self._origin = ""
+        self._lineage: str | None = None  # see `Save`
+        self._base = 0
         self._strict = True  # of the restore that is under way
         self._apart = ""  # why nothing can be written to disk
         self._sequence = 0
@@ -189,26 +192,43 @@ class Checkpointer:
             path = address(source)
             if problem := self._load(open_checkpoint(path, verify=self._share, foreign=True), state):
                 raise ValueError(problem)
+            if path.parent != self._directory:
+                self._go_on_from(None)
             return next((each.step for each in disk.found(path.parent) if each.path == path), 0)
         bad = []
-        for offered, where in self._candidates(step):
+        candidates, parts = self._candidates(step)
+        for offered, where in candidates:
             problem = self._try(where, state)
             if not problem:
                 session.go_on_after(offered)
                 if self._rank == 0:
-                    log.info(
-                        "step %d is restored from %s", offered, where if isinstance(where, Path | Url) else "memory"
-                    )
+                    self._say_restored(offered, where, parts)
                 return offered
             bad.append(problem)
             if self._rank == 0:
                 log.error("%s; trying the one before it", problem)
+                if isinstance(where, Path | Url):
+                    disk.note_damage(where, problem)
         if bad:
             raise ValueError(f"no checkpoint in {self._directory} is whole: {bad[0]}; remove them to begin anew")
         if step is not None:
             there = ", ".join(str(each.step) for each in disk.found(self._directory)) or "none"
             raise ValueError(f"{self._directory} has no checkpoint of step {step}; there are: {there}")
+        if any(part.sequence for part in parts):  # not of a first save that was cut off: there was more before
+            raise ValueError(
+                f"{self._directory} has no checkpoint, and no snapshot in memory is whole: there is {_listed(parts)}. "
+                "All ranks must save the same steps, less than one save apart, and durable=True puts them on disk; to "
+                f"begin anew, remove {self._directory}"
+            )
         return 0
+
+    def _say_restored(self, step: int, where: Mark | Address, parts: Sequence[_PartInMemory]) -> None:
+        log.info("step %d is restored from %s", step, where if isinstance(where, Path | Url) else "memory")
+        if isinstance(where, Path | Url):
+            disk.clear_note(where)
+        later = [part for part in parts if part.step > step]
+        if later and isinstance(where, Path | Url):
+            log.warning("what is newer in memory is not on all ranks, and is not used: %s", _listed(later))
 
     def wait(self) -> None:
         """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
@@ -264,8 +284,10 @@ class Checkpointer:
         self._apart = self._who_is_apart()
         if self._apart and self._rank == 0:
             log.warning("snapshots stay in memory, and none can be written to disk: %s", self._apart)
+        told = self._gather((self._place, self._lineage if self._lineage is not None else secrets.token_hex(8)))
+        self._lineage = told[0][1]
         if self._place is not None:  # of a group, or without one, not all workers of this node are in it
-            self._here = self._gather(self._place).count(self._place)
+            self._here = [place for place, _ in told].count(self._place)
         return plan
 
     def _who_is_apart(self) -> str:
@@ -394,7 +416,9 @@ class Checkpointer:
             step=step,
             generation=_generation(),
             world=plan.world,
-            job=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+            job=_job(),
+            lineage=self._lineage or "",
+            base=self._base,
         )
         return Ticket(
             save=save,
@@ -464,25 +488,34 @@ class Checkpointer:
 
     # -- restoring
 
-    def _candidates(self, step: int | None) -> list[tuple[int, Mark | Address]]:
-        """What all ranks can load, the best first: the highest step, and of the same step what is in memory.
+    def _candidates(self, step: int | None) -> tuple[list[tuple[int, Mark | Address]], list[_PartInMemory]]:
+        """What all ranks can load, the best first: the highest step, and of the same step what is in memory. And the
+        parts of snapshots that are in memory, whole or not.
 
         What is in memory counts if coordinator and agents have agreed on it, or all of it is on this node. That the
         ranks tell each other is a check that they take the same.
         """
         here = self._snapshots()
-        offers = self._gather((here, self._stored() if self._rank == 0 else None))
-        stored, origin, problem = offers[0][1]
+        offers = self._gather((here, self._parts(), self._stored() if self._rank == 0 else None))
+        stored, origin, problem = offers[0][2]
         if problem:
             raise OSError(problem)
         ranked: list[tuple[int, int, float, Mark | Address]] = [
             (offered, 1, saved_at, mark)
             for mark, (offered, saved_at, whose) in here.items()
-            if whose == origin and all(mark in each for each, _ in offers)
+            if whose == origin and all(mark in each for each, _, _ in offers)
         ]
-        ranked += [(each.step, 0, each.number, each.path) for each in stored]
+        ranked += [(each.step, 0, -place, each.path) for place, each in enumerate(stored)]
         ranked.sort(key=lambda each: each[:3], reverse=True)
-        return [(offered, where) for offered, _, _, where in ranked if step in (None, offered)]
+        parts = [part for _, theirs, _ in offers for part in theirs if part.origin == origin and origin]
+        return [(offered, where) for offered, _, _, where in ranked if step in (None, offered)], parts
+
+    def _parts(self) -> list[_PartInMemory]:
+        """What this rank's node has in memory: told by one of its ranks."""
+        if self._place is not None and self._number != 0:
+            return []
+        found = [ticket for _, ticket in self._tickets()]
+        return [_PartInMemory(each.save.step, each.rank, each.save.sequence, each.origin) for each in found]
 
     def _stored(self) -> tuple[list[FoundCheckpoint], str, str]:
         """What is on disk, the directory's id, and why that cannot be known."""
@@ -541,12 +574,20 @@ class Checkpointer:
             problem = next((each for each, _ in said if each), "")
             if source is not None and not problem:
                 load(source, state, self._group, strict=self._strict)
+                self._go_on_from(source.save)
         except Damaged as error:
             problem = str(error)
         finally:
             if source is not None:
                 opening.__exit__(None, None, None)
         return problem
+
+    def _go_on_from(self, save: Save | None) -> None:
+        """What is saved from now on follows this: which tells, when older ones are removed, whose they are."""
+        if save is None:
+            self._lineage, self._base, self._plan = None, 0, None  # the ranks agree on a new one when they plan
+        else:
+            self._lineage, self._base = save.lineage, save.base if save.job == _job() else save.step
 
     def _gather(self, value: Any) -> list[Any]:
         """What every rank says: torch's all_gather_object, but for `_KEPT`."""
@@ -571,6 +612,31 @@ class Checkpointer:
         return theirs
 
 
+class _PartInMemory(NamedTuple):
+    """A rank's part of a snapshot."""
+
+    step: int
+    rank: int
+    sequence: int  # of its save: 0 for the first one since the ranks planned together
+    origin: str
+
+
+def _listed(parts: Iterable[_PartInMemory]) -> str:
+    """Which steps ranks have, in a few words.
+
+    >>> _listed([_PartInMemory(54, 0, 7, "o"), _PartInMemory(55, 1, 8, "o"), _PartInMemory(54, 2, 7, "o")])
+    'step 54 of ranks 0, 2; step 55 of rank 1'
+    """
+    ranks: dict[int, set[int]] = {}
+    for part in parts:
+        ranks.setdefault(part.step, set()).add(part.rank)
+    texts = []
+    for step, its in sorted(ranks.items()):
+        few = ", ".join(map(str, sorted(its)[:8])) + (", …" if len(its) > 8 else "")
+        texts.append(f"step {step} of rank{'s' if len(its) > 1 else ''} {few}")
+    return "; ".join(texts)
+
+
 def _step(step: int) -> int:
     """A step as it is saved: any kind of integer, NumPy's and torch's too. Raises TypeError, ValueError."""
     if isinstance(step, bool) or not hasattr(step, "__index__"):
@@ -582,6 +648,11 @@ def _step(step: int) -> int:
     if number < 0:  # no checkpoint has such a name
         raise ValueError(f"step must be 0 or more, not {number}")
     return number
+
+
+def _job() -> str:
+    """The name of the job, under a launcher; "" without one."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def _generation() -> int:

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from outlast.checkpoint.memory.arena import Mark
 from outlast.checkpoint.memory.shards import MemoryShard, ShardPlace
 from outlast.checkpoint.storage import format as disk
-from outlast.checkpoint.storage.format import Damaged
+from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.storage import Address, storage_of
 from outlast.checkpoint.trainer.layout import LARGE, template
 from outlast.checkpoint.trainer.state import Targets
@@ -203,8 +203,10 @@ class CheckpointSource:
         contents: Metadata,
         shards: Mapping[str, Bytes],
         expect: Mapping[str, Callable[[int, int], None]] | None = None,
+        save: Save | None = None,
     ) -> None:
         self.name = name
+        self.save = save  # None: of a checkpoint that is not one of ours
         self.metadata = contents
         self.shards = shards
         self.expect = expect or {}  # by shard: to be told of a large part that is about to be read
@@ -230,10 +232,12 @@ def open_checkpoint(
     with ExitStack() as held:
         sizes = storage.sizes(path.name)
         files: dict[str, disk.File] = {}
+        save = None
         if disk.MANIFEST in sizes or (verify is not None and not foreign):
             if disk.MANIFEST in sizes:
                 held.enter_context(storage.hold(path.name))
             manifest = disk.read_manifest(path)
+            save = manifest.save
             files = {file.name: file for file in manifest.files}
             if (verify is not None or stream) and (problems := disk.check(path, manifest)):
                 raise Damaged(next(iter(problems.values())))
@@ -251,7 +255,7 @@ def open_checkpoint(
             for file in list(files.values())[rank::world]:
                 _verify(path, file, shards[file.name])
         contents = shards.pop(disk.METADATA)
-        yield CheckpointSource(str(path), parse(contents[:], str(path / disk.METADATA)), shards)
+        yield CheckpointSource(str(path), parse(contents[:], str(path / disk.METADATA)), shards, save=save)
 
 
 def _verify(path: Address, file: disk.File, shard: Bytes) -> None:
@@ -268,7 +272,7 @@ def open_snapshot(places: Mapping[int, Sequence[Callable[[], ShardPlace]]], mark
         tables, expect = [], {}
         shards: dict[str, Bytes] = {}
         contents = blanks = b""
-        step = None
+        step = save = None
         for rank in sorted(places):
             shard = MemoryShard(rank, places[rank])
             held.callback(shard.close)
@@ -277,11 +281,13 @@ def open_snapshot(places: Mapping[int, Sequence[Callable[[], ShardPlace]]], mark
             expect[disk.shard_name(rank)] = shard.expect
             tables.append(table)
             if rank == 0:
-                contents, blanks, step = text, blank, shard.ticket.save.step
+                contents, blanks, save = text, blank, shard.ticket.save
+                step = save.step
             elif shard.ticket.save.step != step:
                 raise Damaged(f"rank 0 has saved step {step} and rank {rank} step {shard.ticket.save.step} as one")
         name = f"the snapshot of step {step}" if step is not None else f"the snapshot {mark[0]}.{mark[1]}"
-        yield CheckpointSource(name, parse(disk.fill_in(contents, blanks, b"".join(tables)), name), shards, expect)
+        metadata = parse(disk.fill_in(contents, blanks, b"".join(tables)), name)
+        yield CheckpointSource(name, metadata, shards, expect, save)
 
 
 def load(

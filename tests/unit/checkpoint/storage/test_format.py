@@ -75,6 +75,16 @@ def test_a_step_that_is_saved_again_never_goes_into_the_one_that_is_there(tmp_pa
     assert all(verify(each.path) == [] for each in found(tmp_path))
 
 
+def test_of_several_of_one_step_the_one_that_was_saved_last_comes_first(tmp_path: Path) -> None:
+    """Not the one that was committed last: an older one may have been written more slowly."""
+    newer = checkpoint(tmp_path, msgspec.structs.replace(SAVE, sequence=9))
+    older = checkpoint(tmp_path, msgspec.structs.replace(SAVE, sequence=8))
+    assert (newer.name, older.name) == ("step-00000007", "step-00000007.2")
+    assert [each.path for each in found(tmp_path)] == [newer, older]
+    (newer / "manifest.json").write_bytes(b"")
+    assert [each.path for each in found(tmp_path)] == [older, newer]
+
+
 def test_the_newest_comes_first_whatever_else_lies_there(tmp_path: Path) -> None:
     for step in (9, 100, 20):
         checkpoint(tmp_path, msgspec.structs.replace(SAVE, step=step, sequence=step))

@@ -121,6 +121,20 @@ def test_a_training_goes_on_and_dcp_reads_what_lies_there(
     assert into["rest"].sum() == 45
 
 
+def test_of_two_saves_of_a_step_within_a_second_the_later_one_is_restored(
+    checkpointer: Callable[..., Checkpointer], store: Url
+) -> None:
+    """A store counts whole seconds."""
+    for number in range(6):
+        saver = checkpointer(keep_last=9)
+        saver.save(7, {"x": torch.full((3,), float(number))}, durable=True)
+        saver.wait()
+    state: dict[str, Any] = {"x": None}
+    assert checkpointer().restore(state) == 7
+    assert state["x"].tolist() == [5.0] * 3
+    assert steps(store) == [7] * 6
+
+
 def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
     checkpointer: Callable[..., Checkpointer],
     store: Url,

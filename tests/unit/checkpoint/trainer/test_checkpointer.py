@@ -684,3 +684,75 @@ def test_one_that_nobody_has_any_more_writes_what_is_to_be_on_disk_and_gives_its
     assert [each.step for each in disk.found(tmp_path / "ck")] == [1]
     assert memory() == before
     background.close()
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_a_restore_found_damaged_is_not_counted_among_those_that_are_kept(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    """It used to cost the only good one."""
+    saver = checkpointer(keep_last=9)
+    for number in range(1, 5):
+        saver.save(number, {"x": torch.full((3,), float(number))}, durable=True)
+        saver.wait()
+    saver.close()
+    for number in (2, 3, 4):
+        flip_a_bit(tmp_path / "ck" / f"step-0000000{number}" / "__0_0.distcp")
+    again, state = checkpointer(keep_last=3), {"x": torch.zeros(3)}
+    assert again.restore(state) == 1
+    again.save(2, state, durable=True)
+    again.wait()
+    again.close()
+    good = [each.path.name for each in disk.found(tmp_path / "ck") if not disk.verify(each.path)]
+    assert good == ["step-00000002.2", "step-00000001"]
+    assert len(disk.found(tmp_path / "ck")) == 5
+    assert checkpoints.main(["prune", str(tmp_path / "ck"), "--keep-last=1"]) == 0
+    assert [each.path.name for each in disk.found(tmp_path / "ck") if not disk.verify(each.path)] == good[:1]
+
+
+def test_a_checkpoint_that_is_restored_after_all_counts_again(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    saver = checkpointer()
+    saver.save(1, {"x": torch.ones(3)}, durable=True)
+    saver.close()
+    disk.note_damage(tmp_path / "ck" / "step-00000001", "a disk that did not answer")
+    assert checkpointer().restore({"x": torch.zeros(3)}) == 1
+    assert not (tmp_path / "ck" / "step-00000001" / disk.DAMAGED).exists()
+
+
+def test_trainings_in_one_directory_remove_only_what_is_theirs(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    one, other = checkpointer(keep_last=2), checkpointer(keep_last=1)
+    for number in range(1, 5):
+        for saver, which in ((one, number), (other, 10 * number)):
+            saver.save(which, {"x": torch.ones(3)}, durable=True)
+            saver.wait()
+            saver._background.wait()  # and until it has removed older ones
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [40, 4, 3]
+
+
+def test_a_training_that_goes_on_from_another_job_removes_what_that_one_left(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
+    first = checkpointer(keep_last=9)
+    for number in (1, 2):
+        first.save(number, {"x": torch.ones(3)}, durable=True)
+        first.wait()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
+    second = checkpointer(keep_last=1)
+    assert second.restore({"x": torch.zeros(3)}) == 2
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
+    first.save(3, {"x": torch.ones(3)}, durable=True)  # it is still there, and goes on as well
+    first.wait()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
+    second.save(5, {"x": torch.ones(3)}, durable=True)
+    second.close()
+    assert [each.step for each in disk.found(tmp_path / "ck")] == [5, 3]
