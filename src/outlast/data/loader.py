@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from outlast.data.batch import BatchPlan
 from outlast.data.iterable import ElasticIterable, Stream
@@ -66,6 +66,11 @@ class ElasticLoader:
         for name in ("sampler", "batch_sampler", "drop_last", "in_order"):
             if name in options:
                 raise ValueError(f"ElasticLoader decides the order itself and takes no {name}=: use ElasticSampler")
+        if isinstance(data, IterableDataset):
+            raise TypeError(
+                f"{type(data).__name__} is an IterableDataset, which cannot go on in its middle: give its shards, "
+                "outlast.ElasticIterable(shards, read=…), or a data set with __len__ and __getitem__"
+            )
         kind = Stream if isinstance(data, ElasticIterable) else MapSource
         self.source: SampleSource = kind(
             data,

@@ -11,7 +11,7 @@ The numbers are part of what a checkpoint means: a change here needs a new `VERS
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +28,22 @@ _WORD = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # odd, so that multiplying loses nothing
 _FEW = 16  # so many are found faster one by one
 _CHUNK = 1 << 15  # positions at a time: enough to drown the cost of a call, few enough to stay in the cache
+
+
+def length_of(data: Sized | int) -> int:
+    """How many samples there are. Raises TypeError, in one line, for what is read one after the other.
+
+    >>> length_of(7), length_of("abc")
+    (7, 3)
+    """
+    if isinstance(data, int):
+        return data
+    if not hasattr(data, "__len__"):
+        raise TypeError(
+            f"{type(data).__name__} has no length: give a data set with __len__ and __getitem__, or, for one that is "
+            "read one after the other, outlast.ElasticLoader(outlast.ElasticIterable(shards, read=…))"
+        )
+    return len(data)
 
 
 class Order:

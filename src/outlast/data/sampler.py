@@ -17,7 +17,7 @@ import torch.distributed
 from torch.utils.data import Sampler
 
 from outlast.data.batch import BatchPlan
-from outlast.data.order import Order
+from outlast.data.order import Order, length_of
 from outlast.data.position import Course, Position
 
 Tail = Literal["mask", "drop", "pad"]
@@ -72,7 +72,7 @@ class ElasticSampler(Sampler[int]):  # type: ignore[misc]
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        length = data if isinstance(data, int) else len(data)
+        length = length_of(data)
         if length < 1:
             raise ValueError("the data set is empty: there is nothing to train")
         if tail not in TAILS:

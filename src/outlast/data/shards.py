@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol, overload
 
 from outlast.core.data_shards.dealer import Dealer
-from outlast.data.order import VERSION, Order
+from outlast.data.order import VERSION, Order, length_of
 from outlast.protocol.shards import (
     Cut,
     Deck,
@@ -106,7 +106,7 @@ class ElasticShards:
         keeper: int | None = None,
         name: str = "shards",
     ) -> None:
-        length = data if isinstance(data, int) else len(data)
+        length = length_of(data)
         for what, value in (("length", length), ("shard_size", shard_size), ("epochs", epochs)):
             if value < 1:
                 raise ValueError(f"{what} must be at least 1, not {value}")

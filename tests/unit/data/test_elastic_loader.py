@@ -268,3 +268,15 @@ class TestStreams:
             outlast.ElasticIterable(files, self.lines, lengths=[1])
         with pytest.raises(ValueError, match="pad"):
             loader(outlast.ElasticIterable(files, self.lines), tail="pad")
+
+
+class Lines(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_data_that_is_read_one_after_the_other_is_refused_in_one_line() -> None:
+    with pytest.raises(TypeError, match=r"Lines is an IterableDataset.* outlast.ElasticIterable\(shards, read=…\)"):
+        ElasticLoader(Lines(), batch_size=1)
+    with pytest.raises(TypeError, match=r"Lines has no length: .*outlast.ElasticIterable"):
+        outlast.ElasticSampler(Lines(), batch_size=1)

@@ -154,7 +154,7 @@ class Directory:
         for entry, match in matches:
             with suppress(OSError):
                 if match:
-                    found.append(Draft(entry.name, match[3], int(match[4]), touched(entry)))
+                    found.append(Draft(entry.name, match[3], int(match[4]), touched(entry), int(match[2])))
         return found
 
     @contextmanager

@@ -20,6 +20,7 @@ comes last finds all. Two who find it at the same time write the same.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -188,6 +189,9 @@ def read_manifest(path: Address) -> Manifest:
         manifest = _read(path, MANIFEST, Manifest)
     except FileNotFoundError:
         raise Damaged(f"{path} has no {MANIFEST}: it is not one of Outlast's, or not whole") from None
+    name = FINAL.fullmatch(path.name)
+    if name is not None and int(name[1]) != manifest.save.step:
+        raise Damaged(f"{path} was renamed: it is of step {manifest.save.step}, so give it that name again")
     if manifest.version > VERSION:
         raise Damaged(
             f"{path / MANIFEST} has version {manifest.version}, this Outlast knows {VERSION}: install a newer"
@@ -378,13 +382,30 @@ def finish_drafts(directory: Address) -> None:
                 commit(directory, _read(directory / draft.name, part_name(0), Part).save)
 
 
+def run_prefix(job: str) -> str:
+    """What the runs of one job begin with, so that drafts of its earlier generations are known by their names.
+
+    >>> run_prefix("j"), run_prefix("")
+    ('189f4003', '')
+    """
+    return hashlib.sha256(job.encode()).hexdigest()[:8] if job else ""
+
+
+def _overtaken(draft: Draft, save: Save) -> bool:
+    """Whether nobody finishes it any more: its run has gone on, or its generation has ended."""
+    if draft.run == save.run:
+        return draft.sequence < save.sequence
+    prefix = run_prefix(save.job)
+    return bool(prefix) and draft.run.startswith(prefix) and 0 <= draft.generation < save.generation
+
+
 def clear_drafts(directory: Address, save: Save | None = None) -> list[Draft]:
     """Remove the drafts that this commit has overtaken, and those that nobody has touched for long."""
     storage, removed = storage_of(directory), []
     storage.sweep()
     for draft in storage.drafts():
         with suppress(OSError):
-            overtaken = save is not None and draft.run == save.run and draft.sequence < save.sequence
+            overtaken = save is not None and _overtaken(draft, save)
             if (overtaken or time.time() - draft.touched > storage.stale) and storage.remove(draft.name):
                 removed.append(draft)
     return removed

@@ -79,6 +79,7 @@ class Draft(msgspec.Struct, frozen=True):
     run: str
     sequence: int
     touched: float  # when, by the clock of the storage
+    generation: int = -1  # -1: its name does not tell
 
 
 class StorageUnreachable(OSError):
@@ -161,6 +162,13 @@ def address(text: str | os.PathLike[str]) -> Address:
     if not parts:
         raise ValueError(f"{given} names no bucket: give {scheme[1]}://BUCKET/PREFIX")
     return Url(f"{scheme[1].lower()}://{'/'.join(parts)}")
+
+
+def refuse_dangling(directory: Address) -> None:
+    """Raise ValueError if a symbolic link on the way leads nowhere: it is no empty directory, and none can be made."""
+    for each in (directory, *directory.parents) if isinstance(directory, Path) else ():
+        if each.is_symlink() and not each.exists():
+            raise ValueError(f"{each} is a link to {each.readlink()}, which is not there: make or mount that")
 
 
 def storage_of(directory: Address) -> Storage:

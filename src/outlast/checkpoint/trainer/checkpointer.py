@@ -37,7 +37,15 @@ from outlast.checkpoint.memory.shards import AgreedSnapshot, agreed, places
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.directory import leave_marker, sees_marker
 from outlast.checkpoint.storage.format import Damaged, Save
-from outlast.checkpoint.storage.storage import Address, FoundCheckpoint, StorageUnreachable, Url, address, storage_of
+from outlast.checkpoint.storage.storage import (
+    Address,
+    FoundCheckpoint,
+    StorageUnreachable,
+    Url,
+    address,
+    refuse_dangling,
+    storage_of,
+)
 from outlast.checkpoint.trainer.background import Background, KeeperClient, WriterThread
 from outlast.checkpoint.trainer.collector import paused
 from outlast.checkpoint.trainer.flight import Runway
@@ -94,6 +102,7 @@ class Checkpointer:
         if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < 1:
             raise ValueError(f"keep_last must be a number of checkpoints, at least 1, not {keep_last!r}")
         self._directory = address(path)
+        refuse_dangling(self._directory)
         storage_of(self._directory)  # what is missing for it is said now
         self._keep_last, self._group = keep_last, process_group
         self._interval = Interval(every)
@@ -104,6 +113,7 @@ class Checkpointer:
         self._origin = ""
         self._lineage: str | None = None  # see `Save`
         self._base = 0
+        self._saved_step: int | None = None  # of what was restored
         self._strict = True  # of the restore that is under way
         self._apart = ""  # why nothing can be written to disk
         self._sequence = 0
@@ -146,7 +156,7 @@ class Checkpointer:
             return False
         begun = time.monotonic()
         self._land()
-        state = state() if callable(state) else state
+        state = _mapping(state() if callable(state) else state)
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
         if planned := self._plan is None or not self._plan.holds(flat):
             flat, paths = flatten(self._sources.read(state, verify=True))
@@ -184,6 +194,7 @@ class Checkpointer:
         an optimizer with more, fewer or other parameters, groups or dtypes than were saved. `strict=False` loads what
         both have, and leaves the rest as it is.
         """
+        _mapping(state)
         self._strict = strict
         step = None if step is None else _step(step)
         self._land()
@@ -192,9 +203,10 @@ class Checkpointer:
             path = address(source)
             if problem := self._load(open_checkpoint(path, verify=self._share, foreign=True), state):
                 raise ValueError(problem)
+            restored = self._saved_step if self._saved_step is not None else _step_in(path.name)
             if path.parent != self._directory:
                 self._go_on_from(None)
-            return next((each.step for each in disk.found(path.parent) if each.path == path), 0)
+            return restored
         bad = []
         candidates, parts = self._candidates(step)
         for offered, where in candidates:
@@ -209,11 +221,17 @@ class Checkpointer:
                 log.error("%s; trying the one before it", problem)
                 if isinstance(where, Path | Url):
                     disk.note_damage(where, problem)
-        if bad:
-            raise ValueError(f"no checkpoint in {self._directory} is whole: {bad[0]}; remove them to begin anew")
         if step is not None:
-            there = ", ".join(str(each.step) for each in disk.found(self._directory)) or "none"
-            raise ValueError(f"{self._directory} has no checkpoint of step {step}; there are: {there}")
+            others = sorted({each.step for each in disk.found(self._directory)} - {step})
+            there = f"there are: {', '.join(map(str, others)) or 'none'}"
+            if bad:
+                raise ValueError(f"step {step} cannot be restored: {bad[0]}. Ask for another, or give no step; {there}")
+            raise ValueError(f"{self._directory} has no checkpoint of step {step}; {there}")
+        if bad:
+            raise ValueError(
+                f"none of the {len(bad)} checkpoints and snapshots of {self._directory} is whole; the newest: "
+                f"{bad[0]}. Repair one, or move them away to begin anew"
+            )
         if any(part.sequence for part in parts):  # not of a first save that was cut off: there was more before
             raise ValueError(
                 f"{self._directory} has no checkpoint, and no snapshot in memory is whole: there is {_listed(parts)}. "
@@ -279,7 +297,7 @@ class Checkpointer:
         if self._rank == 0:
             with suppress(OSError):  # the writer will say so
                 self._origin = disk.origin(self._directory, make=True)
-        plan = make_plan(flat, paths, self._origin, self._group)
+        plan = make_plan(flat, paths, self._origin, self._group, job=_job())
         self._origin = plan.origin
         self._apart = self._who_is_apart()
         if self._apart and self._rank == 0:
@@ -584,6 +602,7 @@ class Checkpointer:
 
     def _go_on_from(self, save: Save | None) -> None:
         """What is saved from now on follows this: which tells, when older ones are removed, whose they are."""
+        self._saved_step = save.step if save is not None else None
         if save is None:
             self._lineage, self._base, self._plan = None, 0, None  # the ranks agree on a new one when they plan
         else:
@@ -635,6 +654,19 @@ def _listed(parts: Iterable[_PartInMemory]) -> str:
         few = ", ".join(map(str, sorted(its)[:8])) + (", …" if len(its) > 8 else "")
         texts.append(f"step {step} of rank{'s' if len(its) > 1 else ''} {few}")
     return "; ".join(texts)
+
+
+def _mapping(state: Any) -> Mapping[str, Any]:
+    """Raises TypeError for what is no dictionary."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f'the state must be a dictionary, as {{"model": model}}, not {type(state).__name__}')
+    return state
+
+
+def _step_in(name: str) -> int:
+    """The step that the name of a checkpoint says, if it is one of ours; else 0."""
+    found = disk.FINAL.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def _step(step: int) -> int:

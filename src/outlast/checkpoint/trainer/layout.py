@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper, find_state_dict_obj
 from torch.distributed.tensor import DTensor
 
 from outlast.checkpoint.memory.arena import PAGE, Slot
-from outlast.checkpoint.storage.format import shard_name
+from outlast.checkpoint.storage.format import run_prefix, shard_name
 
 ALIGN = 64
 LARGE = 64 * 1024  # bytes from which on a write is not looked at
@@ -154,10 +154,12 @@ def _is_tensor(kind: type) -> tuple[bool, bool]:
     return issubclass(kind, torch.Tensor), issubclass(kind, DTensor)
 
 
-def make_plan(flat: Flat, paths: Paths, origin: str = "", group: dist.ProcessGroup | None = None) -> ShardPlan:
+def make_plan(
+    flat: Flat, paths: Paths, origin: str = "", group: dist.ProcessGroup | None = None, *, job: str = ""
+) -> ShardPlan:
     """Have all ranks agree who saves what. Collective: to be called by all ranks of the group.
 
-    `origin`, of rank 0, is told to all.
+    `origin`, of rank 0, is told to all. `job`: whose generations these are.
 
     Raises `Unsavable`.
     """
@@ -177,7 +179,7 @@ def make_plan(flat: Flat, paths: Paths, origin: str = "", group: dist.ProcessGro
         return replace(planner.create_local_plan(), planner_data=dict(paths))
 
     def together(plans: list[SavePlan]) -> list[tuple[str, str, SavePlan, bytes, bytes]]:
-        run = secrets.token_hex(8)
+        run = f"{run_prefix(job)}{secrets.token_hex(8)}"
         agreed, metadata = planner.create_global_plan(plans)
         mappings = {key: path for plan in reversed(plans) for key, path in plan.planner_data.items()}
         contents, blanks = _contents(agreed, replace(metadata, planner_data=mappings))

@@ -8,14 +8,17 @@ only as long as it was seen to give the very same keys and the very same memory 
 
 from __future__ import annotations
 
+import inspect
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
@@ -63,7 +66,18 @@ class Sources:
         if isinstance(value, torch.nn.Module):
             if not verify and name in self._quick:
                 return _model(value)
-            return self._compared(name, _model(value), dcp.get_model_state_dict(value))
+            slow = dcp.get_model_state_dict(value)
+            for key, each in slow.items():
+                if _is_expanded(each):
+                    raise ValueError(
+                        f"{name}.{key} is expanded, and could not be loaded: give the model a clone() of it"
+                    )
+            if any(isinstance(each, ShardedTensor) for each in slow.values()):
+                raise ValueError(
+                    f"{name} is sharded by FSDP without a device mesh, in a way that torch has given up: make it with "
+                    "FullyShardedDataParallel(…, device_mesh=…), or with torch.distributed.fsdp.fully_shard"
+                )
+            return self._compared(name, _model(value), slow)
         if isinstance(value, torch.optim.Optimizer):
             model = owner(value, state)
             if model is None:
@@ -101,13 +115,24 @@ def _rank_and_world(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 def owner(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> torch.nn.Module | None:
     """The model in `state` whose parameters an optimizer has."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        return None  # it has one state for all of them, which grows, and no step without a closure could make it
+    if not _steps_alone(optimizer):
+        return None
     wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for value in state.values():
         if isinstance(value, torch.nn.Module) and wanted <= {id(parameter) for parameter in value.parameters()}:
             return value
     return None
+
+
+def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether DCP can give it a state, which it does by a step with gradients of zeros. LBFGS has one state for all of
+    its parameters, which grows; SparseAdam wants sparse gradients; others cannot do without a closure. These are saved
+    by numbers, as their own state_dict has it.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        return False
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is None or closure.default is not inspect.Parameter.empty
 
 
 @paused()
@@ -126,6 +151,8 @@ def flatten(nested: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]
     def visit(name: str, path: Path, value: Any) -> None:
         mapping, sequence = _contains(value.__class__)
         if mapping and value and (_texts(value) or _has_tensors(value)):
+            if _KEYS in value:
+                raise ValueError(f"{name} has a key {_KEYS!r}, which means something else in a checkpoint: rename it")
             for key, inner in value.items():
                 visit(f"{name}.{key}", (*path, str(key)), inner)
             if not _texts(value):
@@ -191,6 +218,7 @@ class Targets:
     ) -> None:
         self._state = state
         self._strict = strict  # else what only one of the two has is left as it is
+        self._live_parts: dict[str, Any] = {}  # what was there of values that are replaced
         self._kept: dict[str, Any] = {}  # values that the checkpoint does not have
         self._rank, self._world = _rank_and_world(group)
         self._names = metadata.state_dict_metadata
@@ -205,7 +233,7 @@ class Targets:
         """Give what was loaded to the objects that it belongs to."""
         loaded = nest(self.flat | self._kept, self.paths)
         for name, value in self._state.items():
-            part = loaded.get(name, {})
+            part = _like(self._live_parts.get(name), loaded.get(name, {}))
             if isinstance(value, torch.nn.Module):
                 dcp.set_model_state_dict(value, part)
             elif isinstance(value, torch.optim.Optimizer):
@@ -287,6 +315,7 @@ class Targets:
             own = label(self._rank, self._world)
             nested = {own: nested}
             found = {key: path for key, path in found.items() if path[1] == own}
+        self._live_parts[name] = nested
         live = flatten({name: nested})[0]
         for key, path in found.items():
             self.flat[key] = _target(self._names[key], live.get(key))
@@ -305,11 +334,34 @@ def _and_more(keys: Sequence[str]) -> str:
     return f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
 
 
+def _is_expanded(value: Any) -> bool:
+    """Whether elements of it share memory, so that it cannot be written to."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, ShardedTensor) or value.layout is not torch.strided:
+        return False
+    return any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True))
+
+
+def _like(live: Any, loaded: Any) -> Any:
+    """What was loaded, with the kinds of dictionaries that were there: a checkpoint knows of dictionaries only.
+
+    >>> _like({"a": OrderedDict()}, {"a": {"b": 1}, "c": {}})
+    {'a': OrderedDict({'b': 1}), 'c': {}}
+    """
+    if type(loaded) is list and isinstance(live, list):
+        return [_like(one, other) for one, other in zip_longest(live[: len(loaded)], loaded)]
+    if type(loaded) is not dict or not isinstance(live, Mapping):
+        return loaded
+    inner = {key: _like(live.get(key), value) for key, value in loaded.items()}
+    if isinstance(live, defaultdict):
+        return defaultdict(live.default_factory, inner)
+    return type(live)(inner) if isinstance(live, OrderedDict | Counter) else inner
+
+
 def _target(stored: Any, live: Any) -> Any:
     if not isinstance(stored, TensorStorageMetadata):
         return None
     if isinstance(live, torch.Tensor) and live.shape == stored.size and live.dtype == stored.properties.dtype:
-        return live
+        return live if not _is_expanded(live) else live.clone()
     return torch.empty(stored.size, dtype=stored.properties.dtype)
 
 

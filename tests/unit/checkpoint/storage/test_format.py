@@ -233,3 +233,14 @@ def test_overtaken_and_forgotten_drafts_are_removed_and_others_are_not(tmp_path:
     left = Directory(tmp_path).drafts()
     assert {draft.run for draft in left} == {"cd34", "ab12"}
     assert [draft.sequence for draft in left if draft.run == "ab12"] == [4]
+
+
+def test_drafts_of_a_jobs_earlier_generations_are_removed_with_the_next_commit(tmp_path: Path) -> None:
+    mine, theirs = disk.run_prefix("job"), disk.run_prefix("another")
+    save = msgspec.structs.replace(SAVE, run=f"{mine}aa", job="job", generation=3)
+    dead = msgspec.structs.replace(save, run=f"{mine}bb", generation=2)
+    others = [msgspec.structs.replace(dead, run=f"{theirs}bb"), msgspec.structs.replace(dead, generation=3)]
+    for each in (dead, *others):
+        (tmp_path / disk.draft_name(each)).mkdir()
+    assert [draft.name for draft in disk.clear_drafts(tmp_path, save)] == [disk.draft_name(dead)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(disk.draft_name, others))

@@ -340,7 +340,7 @@ def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
     assert len(disk.found(tmp_path / "ck")) == 3
     with open(tmp_path / "ck" / disk.final_name(1) / "__0_0.distcp", "r+b") as file:
         file.write(b"\xff")
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: .*remove them to begin anew"):
+    with pytest.raises(ValueError, match=r"none of the \d checkpoints and snapshots .* is whole; .*to begin anew"):
         checkpointer().restore(state)
 
 
@@ -398,7 +398,7 @@ def test_a_given_step_is_restored_or_said_to_be_missing(checkpointer: Callable[.
     state: dict[str, Any] = {"x": None}
     assert checkpointer().restore(state, step=1) == 1
     assert state["x"][0] == 1
-    with pytest.raises(ValueError, match="has no checkpoint of step 7; there are: 2, 1"):
+    with pytest.raises(ValueError, match="has no checkpoint of step 7; there are: 1, 2"):
         checkpointer().restore(state, step=7)
 
 
@@ -756,3 +756,40 @@ def test_a_training_that_goes_on_from_another_job_removes_what_that_one_left(
     second.save(5, {"x": torch.ones(3)}, durable=True)
     second.close()
     assert [each.step for each in disk.found(tmp_path / "ck")] == [5, 3]
+
+
+def three(checkpointer: Callable[..., Checkpointer]) -> None:
+    saver = checkpointer()
+    for number in (10, 20, 30):
+        saver.save(number, {"x": torch.full((3,), float(number))}, durable=True)
+        saver.wait()
+    saver.close()
+
+
+def test_a_step_that_is_asked_for_and_damaged_is_said_to_be_that(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path
+) -> None:
+    three(checkpointer)
+    flip_a_bit(tmp_path / "ck" / "step-00000020" / "__0_0.distcp")
+    with pytest.raises(ValueError, match=r"step 20 cannot be restored: .* damaged .* give no step; there are: 10, 30$"):
+        checkpointer().restore({"x": torch.zeros(3)}, step=20)
+
+
+def test_a_checkpoint_that_was_renamed_is_not_taken_for_another_step(
+    checkpointer: Callable[..., Checkpointer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    three(checkpointer)
+    (tmp_path / "ck" / "step-00000010").rename(tmp_path / "ck" / "step-00000050")
+    state = {"x": torch.zeros(3)}
+    assert checkpointer().restore(state) == 30
+    assert state["x"][0] == 30
+    assert "step-00000050 was renamed: it is of step 10" in caplog.text
+    (tmp_path / "ck" / "step-00000050").rename(tmp_path / "best")
+    assert checkpointer().restore(state, source=tmp_path / "best") == 10
+
+
+def test_a_link_that_leads_nowhere_is_no_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "ck").symlink_to(tmp_path / "gone")
+    for path in (tmp_path / "ck", tmp_path / "ck" / "run7"):
+        with pytest.raises(ValueError, match=r"ck is a link to .*gone, which is not there: make or mount that"):
+            Checkpointer(path)

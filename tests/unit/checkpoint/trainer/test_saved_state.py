@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import warnings
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler
 
 import outlast
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.checkpoint.trainer.layout import Unsavable
+from ranks import on_ranks
 
 
 class Branches(nn.Module):  # type: ignore[misc]
@@ -331,3 +334,97 @@ def test_a_sharded_tensor_in_a_tuple_is_refused(checkpointer: Callable[[], Check
                 checkpointer().save(1, {"x": value})
     finally:
         dist.destroy_process_group()
+
+
+class NeedsAClosure(torch.optim.SGD):  # type: ignore[misc]
+    def step(self, closure: Callable[[], torch.Tensor]) -> None:
+        closure()
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SparseAdam, NeedsAClosure])
+def test_optimizers_that_cannot_be_stepped_alone_go_on(
+    checkpointer: Callable[[], Checkpointer], kind: type[torch.optim.Optimizer]
+) -> None:
+    """They were saved, and each restore failed."""
+    more = {"momentum": 0.9} if kind is NeedsAClosure else {}
+
+    def made(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = nn.Embedding(5, 2, sparse=kind is torch.optim.SparseAdam)
+        return {"model": model, "optim": kind(model.parameters(), lr=0.1, **more)}
+
+    def trained(state: dict[str, Any]) -> None:
+        def closure() -> torch.Tensor:
+            state["optim"].zero_grad()
+            loss: torch.Tensor = state["model"](torch.tensor([0, 3])).square().sum()
+            loss.backward()
+            return loss
+
+        state["optim"].step(closure)
+
+    state, saver = made(0), checkpointer()
+    trained(state)
+    saver.save(1, state)
+    again = made(1)
+    assert saver.restore(again) == 1
+    for each in (state, again):
+        trained(each)
+    assert equal(again, state)
+
+
+def test_a_tensor_whose_elements_share_memory_is_restored_or_refused(checkpointer: Callable[[], Checkpointer]) -> None:
+    saver = checkpointer()
+    saver.save(1, {"x": torch.arange(3).expand(2, 3)})
+    state = {"x": torch.zeros(3, dtype=torch.int64).expand(2, 3)}
+    assert saver.restore(state) == 1
+    assert state["x"].tolist() == [[0, 1, 2]] * 2
+    model = nn.Linear(1, 1)
+    model.register_buffer("positions", torch.arange(3).expand(1, 3))  # nothing is shared
+    assert checkpointer().save(1, {"model": model})
+    model.register_buffer("mask", torch.arange(3).expand(2, 3))
+    with pytest.raises(ValueError, match=r"model.mask is expanded, .* clone\(\)"):
+        checkpointer().save(1, {"model": model})
+
+
+@pytest.mark.parametrize("state", [None, [1], "model", nn.Linear(1, 1)])
+def test_a_state_that_is_no_dictionary_is_refused(checkpointer: Callable[[], Checkpointer], state: Any) -> None:
+    with pytest.raises(TypeError, match="the state must be a dictionary"):
+        checkpointer().restore(state)
+    with pytest.raises(TypeError, match="the state must be a dictionary"):
+        checkpointer().save(1, lambda: state)
+
+
+def test_fsdp_without_a_device_mesh_is_refused_in_one_line(tmp_path: Path) -> None:
+    def body(rank: int) -> None:  # noqa: ARG001
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+            Checkpointer(tmp_path / "ck").save(1, {"model": model})
+
+    for error in on_ranks(2, body, tmp_path):
+        assert isinstance(error, ValueError)
+        assert str(error).startswith("model is sharded by FSDP without a device mesh")
+
+
+def test_dictionaries_stay_of_their_kinds(checkpointer: Callable[[], Checkpointer]) -> None:
+    saver = checkpointer()
+    some = {
+        "o": OrderedDict(b=1, a=torch.ones(1)),
+        "d": defaultdict(list, a=[1]),
+        "c": Counter(x=3),
+        "n": [Counter(y=1)],
+    }
+    saver.save(1, {"x": some})
+    state: dict[str, Any] = {
+        "x": {"o": OrderedDict(), "d": defaultdict(list), "c": Counter(), "n": [Counter()], "gone": 1}
+    }
+    assert saver.restore(state) == 1
+    assert [type(each) for each in state["x"].values()] == [OrderedDict, defaultdict, Counter, list]
+    assert (list(state["x"]["o"]), state["x"]["d"]["new"], state["x"]["c"]["none"]) == (["b", "a"], [], 0)
+    assert type(state["x"]["n"][0]) is Counter
+
+
+def test_a_key_that_means_something_else_in_a_checkpoint_is_refused(checkpointer: Callable[[], Checkpointer]) -> None:
+    with pytest.raises(ValueError, match=r"x has a key '\(keys\)'"):
+        checkpointer().save(1, {"x": {"(keys)": 1, "y": 2}})
