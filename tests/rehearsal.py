@@ -8,7 +8,8 @@ import msgspec
 
 from outlast.core.job.commands import Command, Publish, Remember, Send
 from outlast.core.job.inputs import Event, Joined, Reported
-from outlast.core.job.job import Job, Phase
+from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
 from outlast.core.succession.authority import Memory
 from outlast.core.tick import Tick
 from outlast.events.events import Level, level_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outlast.core.job.job import Job, Phase
+from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
 from outlast.protocol.generations import Assignment, Start
 from outlast.protocol.membership import Over
 from outlast.protocol.rules import Rules

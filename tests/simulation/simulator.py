@@ -33,7 +33,9 @@ from outlast.core.job.commands import Command as Decision
 from outlast.core.job.commands import Publish, Remember, Send
 from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event, Joined, Lost
-from outlast.core.job.job import FIRST_NODE, Job, Phase
+from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
+from outlast.core.job.state import FIRST_NODE
 from outlast.core.membership.roster import world_of
 from outlast.core.node import commands as node_commands
 from outlast.core.node import inputs as node_inputs
@@ -312,7 +314,7 @@ class Simulation:
                 self._witness.excuse(job.generation, lost=True)
             elif isinstance(event, Joined):
                 name, node = event.join.name, event.join.node
-                members = (job._nodes[other].name for other in job.roster if other != node)
+                members = (job._state.nodes[other].name for other in job.roster if other != node)
                 self._witness.excuse(job.generation, lost=name in members)  # a new life: the old one is lost
             if self.story is not None and not isinstance(event, Tick):
                 self._tell(f"job{job.term.number},{job.term.by} <- {event}")
@@ -406,11 +408,11 @@ class Simulation:
         found = c.host.number <= self.schedule.endpoints  # else only those find it that were told where it may be
         agents = [a for a in self._agents.values() if found or a.node.charter is not None]
         living = [a.id for a in agents if a.node.leaving is Leaving.NO]
-        newest = c.job._authority.newest
+        newest = c.job._state.authority.newest
         ages = [a.node.charter.ballots[0].age for a in agents if a.node.charter is not None and a.node.charter.ballots]
         if newest is not None and any(age > newest.age for age in ages):
             return  # it has not heard of a generation whose quorum is the one that counts
-        if all(e.is_quorum(living) for e in c.job._authority.electorates):
+        if all(e.is_quorum(living) for e in c.job._state.authority.electorates):
             raise Violation("a quorum goes on", c.job.outcome.reason)
 
     def _end_coordinator(self, c: Life) -> None:

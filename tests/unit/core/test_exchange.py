@@ -10,7 +10,8 @@ import pytest
 
 from outlast.core.job.commands import Send
 from outlast.core.job.inputs import Joined, Reported
-from outlast.core.job.job import Job, Phase
+from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
 from outlast.core.node.commands import StopWorkers, Tell
 from outlast.core.node.inputs import Cleared, Connected, Event, Exited, Leave, Received
 from outlast.core.node.node import Node

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from outlast.core.membership.roster import Candidate
@@ -95,20 +97,15 @@ class Member:
         return sent
 
 
+def names_of(nodes: Iterable[Member]) -> tuple[str, ...]:
+    return tuple(node.name for node in nodes)
+
+
 def is_news(known: Report, report: Report) -> bool:
     """Whether a report says what the one before it did not, as far as decisions depend on it."""
-    return (
-        known.state is not report.state
-        or known.clear != report.clear
-        or known.floor != report.floor
-        or known.generation != report.generation
-        or known.store_port != report.store_port
-        or known.leaving is not report.leaving
-        or known.failures != report.failures
-        or known.known != report.known
-        or known.wish != report.wish
-        or known.measures != report.measures
-        or known.stride != report.stride
-        or known.overdue != report.overdue
-        or known.halted != report.halted
-    )
+    return any(getattr(known, name) != getattr(report, name) for name in _DECISIVE)
+
+
+# What changes with every report, and what is heard of in another way: everything else counts.
+_PASSING = {"seq", "sent", "acked", "agreed", "held"}
+_DECISIVE = tuple(field for field in Report.__struct_fields__ if field not in _PASSING)

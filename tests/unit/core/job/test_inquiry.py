@@ -12,7 +12,8 @@ from outlast.cli.replay import Replay
 from outlast.core.hangs.inquiry import PATIENCE, QUIET
 from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Event, Joined, Lost, Reported, Saw
-from outlast.core.job.job import Job, Phase
+from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
 from outlast.core.node.commands import Blame, Observe, Show, StartWorkers, Tell
 from outlast.core.node.commands import Command as NodeCommand
 from outlast.core.node.inputs import Cleared, Connected, Disconnected, Late, Observed, Received
@@ -91,7 +92,7 @@ class Rehearsal:
         return self._do(self.job.handle(Joined(join), now))
 
     def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
-        last, charter = self.reports[node], self.job._authority.known
+        last, charter = self.reports[node], self.job._state.authority.known
         report = msgspec.structs.replace(last, seq=last.seq + 1, acked=last.seq, known=charter, **changes)
         self.reports[node] = report
         return self._do(self.job.handle(Reported(node, report), now))

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from outlast.core.job.commands import Command, Drop, Send
 from outlast.core.job.inputs import Asked, Joined, Lost, Reported
-from outlast.core.job.job import Job, Phase
+from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
 from outlast.core.membership.liveness import ORPHANS
 from outlast.core.membership.member import Member
 from outlast.core.tick import Tick

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Asked, Lost
-from outlast.core.job.job import Phase
+from outlast.core.job.phase import Phase
 from outlast.core.job.planned_change import Change, belongs_on_disk
 from outlast.core.membership.member import Member
 from outlast.core.node.commands import HaltWorkers, Tell

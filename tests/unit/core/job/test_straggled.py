@@ -17,7 +17,7 @@ from outlast.cli.replay import Replay
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.job.commands import Command
 from outlast.core.job.inputs import Event, Straggled
-from outlast.core.job.job import Phase
+from outlast.core.job.phase import Phase
 from outlast.core.node.commands import Show
 from outlast.core.node.inputs import Cleared, Connected, Paced, Received
 from outlast.core.node.node import Node

@@ -10,7 +10,8 @@ import pytest
 from outlast.core.hangs.calibration import CalibrationRounds
 from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Joined, Lost, Reported
-from outlast.core.job.job import Job, Phase
+from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
 from outlast.core.node.commands import Agree, StopWorkers, TakeMeasures, Tell
 from outlast.core.node.commands import Command as NodeCommand
 from outlast.core.node.inputs import Connected, Exited, Leave, Measured, Received, Wished
@@ -51,7 +52,7 @@ class Rehearsal:
         return self.job.handle(Joined(msgspec.structs.replace(join, **changes)), 0.0)
 
     def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
-        last, charter = self.reports[node], self.job._authority.known
+        last, charter = self.reports[node], self.job._state.authority.known
         report = msgspec.structs.replace(last, seq=last.seq + 1, acked=last.seq, known=charter, **changes)
         self.reports[node] = report
         return self.job.handle(Reported(node, report), now)
@@ -139,7 +140,7 @@ def test_a_node_that_is_excluded_is_let_go_and_its_next_life_refused() -> None:
 def test_a_coordinator_that_comes_after_still_knows_whom_to_refuse() -> None:
     here = Rehearsal()
     here.say("b", leaving=Leaving.DRAIN, wish=wish(Wanted.EXCLUDE_NODE))
-    memory, charter = here.job.memory(), here.job._charter("a", 2.0)
+    memory, charter = here.job.memory(), here.job._replies.charter("a", 2.0)
     for again in (
         Job(RULES, 9.0, term=Term(2), memory=memory),
         Job(RULES, 9.0, term=Term(2), charter=msgspec.msgpack.decode(msgspec.msgpack.encode(charter), type=Charter)),

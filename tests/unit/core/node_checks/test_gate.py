@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Found, Lost
-from outlast.core.job.job import Phase
+from outlast.core.job.phase import Phase
 from outlast.core.tick import Tick
 from outlast.events.events import NodeExcluded
 from outlast.protocol.checks import Findings, Probe
@@ -204,7 +204,7 @@ def test_a_spare_that_helps_with_a_check_may_be_called_away() -> None:
     out = here.handle(Tick(), 5.0)
     assert sent(out, Probe) == ["d"], "it goes on without the other"
     here.settle(out, now=5.1)
-    assert not here.job._admissions.gate.busy
+    assert not here.job._state.admissions.gate.busy
 
 
 def test_a_faulty_newcomer_disturbs_nobody() -> None:

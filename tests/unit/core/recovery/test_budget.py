@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from outlast.core.job.inputs import Joined
-from outlast.core.job.job import Phase
+from outlast.core.job.phase import Phase
 from outlast.core.recovery.budget import Budget
 from outlast.core.recovery.evictions import Evictions
 from outlast.core.recovery.failures import root_first
