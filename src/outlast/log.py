@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 
 from outlast.console import without_blocking
 
@@ -49,6 +52,35 @@ class _Console(logging.Handler):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor, self._send = -1, len
+
+
+class Sparing:
+    """Warnings that anybody can cause: after `most` of them within `period` seconds they are only counted.
+
+    The next one that is logged says how many were left out.
+    """
+
+    def __init__(
+        self, log: logging.Logger, *, most: int = 20, period: float = 60.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log, self._most, self._period, self._now = log, most, period, now
+        self._since = float("-inf")
+        self._logged = self._left_out = 0
+        self._lock = threading.Lock()
+
+    def warning(self, text: str, *args: object) -> None:
+        with self._lock:
+            now = self._now()
+            if now - self._since >= self._period:
+                self._since, self._logged = now, 0
+            if self._logged >= self._most:
+                self._left_out += 1
+                return
+            self._logged += 1
+            left_out, self._left_out = self._left_out, 0
+        if left_out:
+            text, args = f"{text} (and %d such warnings before)", (*args, left_out)
+        self._log.warning(text, *args)
 
 
 def _handler() -> logging.Handler:

@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 import pytest
@@ -201,5 +201,8 @@ def test_a_stranger_can_open_and_hold_hundreds_of_connections(target: Job) -> No
             insider.say(join("late"))
             insider.hear()
         process.wait_for("node late was lost: its connection")  # closed, or reset if it had not heard all
+        process.wait_for("it said nothing")
         for connection in crowd:
-            assert_shown_out(target, connection, "it said nothing")
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+    assert 0 < sum("it said nothing" in line for line in process.lines) <= 40  # and no flood of lines

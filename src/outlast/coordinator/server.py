@@ -14,6 +14,7 @@ import ssl
 
 import msgspec
 
+from outlast.coordinator.door import Door
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
 from outlast.core.job.commands import Publish, Remember, Reply
@@ -22,6 +23,7 @@ from outlast.core.succession.succession import FIRST
 from outlast.events.events import JobEvent, level_of
 from outlast.events.sentences import sentence
 from outlast.journal import Began, Journal
+from outlast.log import Sparing
 from outlast.platforms.plugins import Plugins, notice_of
 from outlast.protocol.membership import Join, Over
 from outlast.protocol.messages import FromAgent, FromCoordinator
@@ -29,16 +31,15 @@ from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Term
 from outlast.system import clock
+from outlast.transport.unproved import HANDSHAKE
 from outlast.transport.wire import Wire, WireError
 
-HANDSHAKE_TIMEOUT = 10.0
 JOURNALLED = 0.02  # seconds within which what happened is written
 READ = 1 << 16
-ACCEPTED_AT_ONCE = 128  # out of descriptors, asyncio says so once for each of these
 PROBES = 3  # that a host leaves unanswered, a second apart, before its connection counts as broken
-BACKLOG = 4096  # the whole of a large job may knock at the same moment
 
 log = logging.getLogger("coordinator")
+sparing = Sparing(log)
 _decoder = msgspec.msgpack.Decoder(FromAgent)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -64,7 +65,7 @@ class Peer(asyncio.BufferedProtocol):
         self._server.probe(transport.get_extra_info("socket"))
         host = transport.get_extra_info("peername")
         self.address = f"{host[0]}:{host[1]}" if host else "?"
-        self._patience = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT, self.refuse, "it said nothing")
+        self._patience = asyncio.get_running_loop().call_later(HANDSHAKE, self.refuse, "it said nothing")
         self._server.peers.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
@@ -79,6 +80,7 @@ class Peer(asyncio.BufferedProtocol):
             self._unsent.append(self._wire.take())
             if self._wire.ready and not self._introduced:
                 self._introduced = True
+                self._server.proved(self)
                 self.send(self._server.core.standing(clock.now()))
             for payload in payloads:
                 self._received(_decoder.decode(payload))
@@ -96,7 +98,7 @@ class Peer(asyncio.BufferedProtocol):
     def refuse(self, why: str) -> None:
         """Its other end does what no agent does."""
         self._refused = True
-        log.warning("closed the connection from %s: %s", self.address, why)
+        (log if self._wire.ready else sparing).warning("closed the connection from %s: %s", self.address, why)
         self.abort()
 
     def send(self, message: FromCoordinator) -> None:
@@ -124,7 +126,7 @@ class Peer(asyncio.BufferedProtocol):
             self._patience.cancel()
         if self._heard and not self._wire.ready and not self._refused:
             # An agent with another token sees that in our proof, and goes without a word.
-            log.warning("%s went before it had joined: it may not know this job's token", self.address)
+            sparing.warning("%s went before it had joined: it may not know this job's token", self.address)
         # An agent that we closed the door on may live, and its workers with it.
         broke = str(error) or type(error).__name__ if error is not None else "refused" * self._refused
         self._server.ended(self, broke)
@@ -167,15 +169,15 @@ class Server:
         self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()
         self._empty = asyncio.Event()
+        self._door: Door[Peer] | None = None
         self._plugins = Plugins()
 
     async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
         """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
         self._arm()
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        listening = await self._loop.create_server(lambda: Peer(self), sock=listener, backlog=ACCEPTED_AT_ONCE, ssl=tls)
-        listener.listen(BACKLOG)
-        async with listening:
+        self._door = Door(listener, lambda: Peer(self), tls=tls)
+        try:
             over = await self._over
             try:
                 await asyncio.wait_for(self._all_gone(), linger)
@@ -183,10 +185,17 @@ class Server:
                 log.warning("%d nodes did not say goodbye", len(self.core.connections))
             for peer in list(self.peers):
                 peer.abort()
+        finally:
+            self._door.close()
         if self._timer is not None:
             self._timer.cancel()
         self._plugins.close()
         return over
+
+    def proved(self, peer: Peer) -> None:
+        """It knows the token."""
+        if self._door is not None:
+            self._door.proved(peer)
 
     async def _all_gone(self) -> None:
         while self.core.connections:
@@ -216,6 +225,8 @@ class Server:
 
     def ended(self, peer: Peer, broke: str) -> None:
         self.peers.discard(peer)
+        if self._door is not None:
+            self._door.gone(peer)
         self._carry_out(self.core.ended(peer, clock.now(), broke=broke))
 
     def _hang_up(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from functools import partial
 from typing import TypeVar
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from outlast.agent.coordinator_link import link
-from outlast.coordinator import server
+from outlast.coordinator import door, server
 from outlast.coordinator.server import Server
 from outlast.core.coordinator import Coordinator
 from outlast.core.job.commands import Command
@@ -22,6 +23,8 @@ from outlast.launch import Endpoint
 from outlast.protocol.membership import Join, Refuse, Report, State
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.rules import Rules
+from outlast.transport.certificate import server_side
+from outlast.transport.commission import Tls
 from outlast.transport.wire import Wire
 
 TOKEN = "secret"
@@ -184,3 +187,41 @@ def test_a_coordinator_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.
             await asyncio.wait(tasks)
 
     asyncio.run(connects())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_strangers_who_say_nothing_keep_no_node_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tls: bool
+) -> None:
+    monkeypatch.setattr(door, "MOST", 16)
+    monkeypatch.setattr(door, "MOST_WITH_TLS", 16)
+    context, binding = server_side(Tls()) if tls else (None, b"")
+
+    async def joins() -> int:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        place = Endpoint("127.0.0.1", listener.getsockname()[1])
+        strangers = [socket.create_connection((place.host, place.port)) for _ in range(200)]
+        coordinator = Server(rules(), TOKEN, binding=binding)
+        serving = asyncio.create_task(coordinator.serve(listener, tls=context))
+        mine = None
+        if tls:
+            mine = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            mine.check_hostname, mine.verify_mode = False, ssl.CERT_NONE
+        try:
+            monkeypatch.setattr(link, "HANDSHAKE_TIMEOUT", 120.0)
+            connection = await asyncio.wait_for(link.connect(place, TOKEN, mine, lambda *_: None), 120.0)
+            assert connection.standing.job == "job"
+            open_now = len(coordinator.peers)
+            connection.close()
+            await connection.closed
+            return open_now
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+            for each in strangers:
+                each.close()
+            for peer in list(coordinator.peers):
+                peer.abort()
+
+    assert asyncio.run(joins()) <= 17
+    assert caplog.text.count("too many such") <= 20

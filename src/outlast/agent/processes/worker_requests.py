@@ -20,9 +20,10 @@ from collections.abc import Callable
 import msgspec
 
 from outlast.core.data_shards.holdings import Memo
+from outlast.log import Sparing
 from outlast.protocol.shards import Finding, Gone, Hands, Query, ShardQuestion, Told, Unanswerable
 
-log = logging.getLogger("agent")
+sparing = Sparing(logging.getLogger("agent"))
 
 LONGEST = 1 << 19  # bytes of a question: it has to fit into a message to the coordinator
 _decoder = msgspec.msgpack.Decoder(ShardQuestion)
@@ -113,7 +114,7 @@ class Visitor(asyncio.Protocol):
         credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         _, user, _ = struct.unpack("3i", credentials)
         if user != os.getuid():
-            log.warning("user %d is not this job's, and was refused by the agent's socket", user)
+            sparing.warning("user %d is not this job's, and was refused by the agent's socket", user)
             transport.abort()
 
     def data_received(self, data: bytes) -> None:

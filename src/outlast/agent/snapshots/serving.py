@@ -15,8 +15,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -39,12 +39,17 @@ from outlast.checkpoint.memory.channel import (
     welcome,
 )
 from outlast.checkpoint.storage.format import CHUNK
+from outlast.log import Sparing
 from outlast.system import private
+from outlast.transport import unproved
+from outlast.transport.unproved import Unproved
 from outlast.transport.wire import WireError
 
 log = logging.getLogger("keeper")
+sparing = Sparing(log)
 
-MOST_CONNECTIONS = 256
+MOST_CONNECTIONS = 256  # of those who know the key
+MOST_UNPROVED = 64  # of anybody
 IDLE = 600.0  # seconds that one may say nothing: a worker has other things to do between two chunks
 PAUSE = 0.5  # seconds after a connection that could not be taken
 ASIDE = 2  # slots' worth of shared memory that copies leave to the node's own snapshots
@@ -71,34 +76,64 @@ class Serving:
         self._directory = directory
         self._copies = Copies(directory, sealed)
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._unproved: Unproved[socket.socket] = Unproved(MOST_UNPROVED)
+        self._lock = threading.Lock()
         listener.setblocking(True)
         threading.Thread(target=self._accept, name="outlast-serving", daemon=True).start()
 
     def _accept(self) -> None:
         while True:
-            self._places.acquire()
+            self._make_room()
             try:
                 connection, address = self._listener.accept()
             except OSError as error:
                 if error.errno in (errno.EBADF, errno.EINVAL):  # it was closed
                     return
-                log.warning("a connection could not be taken: %s", error)  # for want of descriptors, or it was cut off
-                self._places.release()
+                sparing.warning("a connection could not be taken: %s", error)  # no descriptor is left, or it is gone
                 time.sleep(PAUSE)
                 continue
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            with self._lock:
+                self._unproved.add(connection, address[0], time.monotonic())
             threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
+
+    def _make_room(self) -> None:
+        """Wait until one more may knock. Who has been knocking for too long, and does not know the key, has to go."""
+        while True:
+            with self._lock:
+                if not self._unproved.full:
+                    return
+                idle = self._unproved.in_the_way(time.monotonic())
+                if idle is not None:
+                    self._unproved.discard(idle)
+                    with suppress(OSError):  # it is closed already
+                        socket.socket.shutdown(idle, socket.SHUT_RDWR)  # under TLS, too
+                    return
+            time.sleep(unproved.PAUSE)
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         try:
-            channel = welcome(connection, self._key, tls=self._tls, binding=self._binding)
             try:
-                self._attend(channel)
+                channel = welcome(connection, self._key, binding=self._binding)
+            finally:
+                with self._lock:
+                    self._unproved.discard(connection)
+            try:
+                with self._place():
+                    self._attend(channel)
             finally:
                 channel.close()
         except (WireError, ssl.SSLError) as error:
-            log.warning("closed the connection from %s: %s", address, error)
+            sparing.warning("closed the connection from %s: %s", address, error)
         except (OSError, Refused, ValueError) as error:
             log.debug("the connection from %s ended: %s", address, error)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        self._places.acquire()
+        try:
+            yield
         finally:
             self._places.release()
 

@@ -29,6 +29,7 @@ import xxhash
 
 from outlast.checkpoint.memory.arena import Mark
 from outlast.checkpoint.storage.format import CHUNK
+from outlast.transport.unproved import HANDSHAKE
 from outlast.transport.wire import CODE, HEADER, MAGIC, MAX_FRAME, NONCE, NotOutlast, Wire, WireError
 
 PATIENCE = 10.0  # seconds for the other end to take or give anything at all
@@ -186,15 +187,16 @@ def dial(host: str, port: int, key: str, *, tls: bool = False, patience: float =
     return channel
 
 
-def welcome(connection: socket.socket, key: str, *, tls: ssl.SSLContext | None = None, binding: bytes = b"") -> Channel:
+def welcome(connection: socket.socket, key: str, *, binding: bytes = b"") -> Channel:
     """The other end of `dial`, for a connection that was accepted. Closes it if it raises."""
     try:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(HANDSHAKE)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
-            connection = tls.wrap_socket(connection, server_side=True)
+        if isinstance(connection, ssl.SSLSocket):
+            connection.do_handshake()
         channel = Channel(connection, Wire(key, agent=False, binding=binding))
         channel.shake(client=False)
+        channel.be_patient()
     except BaseException:
         connection.close()
         raise

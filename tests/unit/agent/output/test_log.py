@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from threading import Timer
+
+import pytest
+
+from outlast.log import Sparing
 
 LOGS_TO_A_FULL_PIPE = """
 import os, sys
@@ -44,3 +49,14 @@ def test_a_console_that_takes_nothing_costs_lines_and_holds_nobody_up() -> None:
     assert "lost" not in shown
     assert "2 lines left out" in shown
     assert "outlast agent: read again" in shown
+
+
+def test_warnings_that_anybody_can_cause_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    sparing = Sparing(logging.getLogger("strangers"), most=3, period=60.0, now=lambda: now)
+    for number in range(100_000):
+        sparing.warning("stranger %d", number)
+    assert [record.getMessage() for record in caplog.records] == ["stranger 0", "stranger 1", "stranger 2"]
+    now = 60.0
+    sparing.warning("%s again", "a stranger")
+    assert caplog.records[-1].getMessage() == "a stranger again (and 99997 such warnings before)"

@@ -349,3 +349,21 @@ def test_each_newest_snapshot_is_sent_and_a_new_partner_gets_what_there_is(
     assert second.news.wait(SOON)
     assert second.copies() == {0: [2]}
     sending.partner(None)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_strangers_who_say_nothing_keep_nobody_out(
+    host: Callable[..., Host], worker: Arena, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(serving, "MOST_UNPROVED", 8)
+    there = host("there", tls=server_side(Tls())) if tls else host("there")
+    strangers = [socket.create_connection(("127.0.0.1", there.port)) for _ in range(40)]
+    try:
+        fill(worker, 1, None)
+        send([Path(worker.slots()[0].path)], mark(1), dial("127.0.0.1", there.port, KEY, tls=tls, patience=SOON))
+        assert there.copies() == {0: [1]}
+        threads = [each for each in threading.enumerate() if each.name.endswith("(_serve)")]
+        assert len(threads) <= 10
+    finally:
+        for each in strangers:
+            each.close()
