@@ -19,7 +19,7 @@ ENDED_SOON = 120.0  # seconds, on a machine however busy
 def agent(process: Process) -> int:
     """The agent that a supervisor has now."""
     children = psutil.Process(process.pid).children()
-    (found,) = [child.pid for child in children if "supervisor.bind" in " ".join(child.cmdline())]
+    (found,) = [child.pid for child in children if "outlast.cli.run" in " ".join(child.cmdline())]
     return found
 
 

@@ -184,5 +184,6 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process in which GPUs are asked."""
     print("\n".join(states()))

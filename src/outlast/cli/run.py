@@ -14,12 +14,7 @@ from outlast.cli.request import _conf
 from outlast.errors import JobFailed
 from outlast.settings.loading import load
 from outlast.settings.settings import Settings
-
-# The agent of a supervisor, whose pid is the first argument. Not -m: see the coordinator's.
-AGENT = (
-    "import sys; del sys.path[0]; from outlast.agent import supervisor; supervisor.bind(int(sys.argv.pop(1))); "
-    "from outlast.cli import main; sys.exit(main(['run', *sys.argv[1:]]))"
-)
+from outlast.system import own_process
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """
     try:
         if not supervisor.bound() and _settings(argv).supervise:
-            supervisor.become([sys.executable, "-c", AGENT, str(os.getpid()), *argv])
+            supervisor.become(own_process.command("outlast.cli.run:supervised", str(os.getpid()), *argv))
         import outlast.run  # not before: a supervisor has no use for it
 
         outlast.run.main(argv)
@@ -44,6 +39,12 @@ def main(argv: Sequence[str]) -> int:
         _tell(f"outlast run: error: {error}")
         return 1
     return 0
+
+
+def supervised() -> int:
+    """The agent of a supervisor, whose pid is the first argument."""
+    supervisor.bind(int(sys.argv[1]))
+    return main(sys.argv[2:])
 
 
 def _tell(text: str) -> None:

@@ -22,13 +22,13 @@ import msgspec
 
 from outlast.events.events import JobEvent, JobOver, NodeExcluded, Restarting
 from outlast.events.sentences import sentence
+from outlast.system import own_process
 
 log = logging.getLogger("coordinator")
 
 PLATFORMS, MONITORS = "outlast.platforms", "outlast.error_monitors"
 LAST_WORDS = 5.0  # seconds that they get when the job is over
-# Not -m: see the coordinator's.
-PROGRAM = "import sys; del sys.path[0]; from outlast.platforms.plugins import serve; serve(sys.stdin.buffer)"
+COMMAND = own_process.command("outlast.platforms.plugins:run")
 
 
 class Faulty(msgspec.Struct, frozen=True, tag="faulty"):
@@ -91,7 +91,7 @@ class Plugins:
             return
         try:
             if self._process is None or self._process.poll() is not None:
-                self._process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, bufsize=0)
+                self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, bufsize=0)
                 assert self._process.stdin is not None
                 os.set_blocking(self._process.stdin.fileno(), False)
             assert self._process.stdin is not None
@@ -111,6 +111,11 @@ class Plugins:
             log.warning("plug-ins did not finish within %g s: ended", LAST_WORDS)
             self._process.kill()
             self._process.wait()
+
+
+def run() -> None:
+    """The process of the plugins."""
+    serve(sys.stdin.buffer)
 
 
 def serve(events: Any) -> None:

@@ -1,4 +1,4 @@
-"""`python -m outlast.worker.numa MODE LOCAL_RANK -- command…`: become the command, bound near its GPU.
+"""A process that becomes the command of a worker, bound near its GPU.
 
 It runs in the worker's process, not in the agent's, because only torch knows which CPUs are near a GPU.
 """
@@ -19,7 +19,7 @@ _WRAPPERS = ("_maybe_wrap_command_args_with_numa_binding", "maybe_wrap_command_a
 def main(argv: Sequence[str]) -> None:
     """Replace this process by the command, behind torch's own `numactl` arguments."""
     if len(argv) < 4 or argv[2] != "--" or not argv[1].isdecimal():
-        raise SystemExit("usage: python -m outlast.worker.numa MODE LOCAL_RANK -- COMMAND [ARGUMENT…]")
+        raise SystemExit("usage: MODE LOCAL_RANK -- COMMAND [ARGUMENT…]")
     mode, local_rank, command = argv[0], int(argv[1]), tuple(argv[3:])
     command = _bound(_binding(), mode, local_rank, command)
     try:
@@ -54,5 +54,6 @@ def _bound(binding: ModuleType, mode: str, local_rank: int, command: tuple[str, 
     return wrapped
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The process, as the agent starts it."""
     main(sys.argv[1:])

@@ -11,7 +11,6 @@ import errno
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 
 from outlast.core.node.commands import Mandate
 from outlast.launch import Endpoint
+from outlast.system import own_process
 from outlast.system.pidfd import exited
 from outlast.transport.commission import Commission
 
@@ -30,8 +30,6 @@ log = logging.getLogger("agent")
 BACKLOG = 4096
 SHORT_LIFE = 1.0  # seconds: a coordinator that dies before cannot do its work
 MOST_DEATHS = 12  # of that kind, one after the other
-# Not -m: that looks for every module in the current directory first, where anybody may have put one.
-COORDINATOR = "import sys; del sys.path[0]; from outlast.coordinator.__main__ import main; sys.exit(main())"
 
 
 def listen(endpoint: Endpoint, host: bool | None) -> socket.socket | None:
@@ -156,7 +154,7 @@ class Hosting:
 def _start(commission: Commission, listener: socket.socket) -> subprocess.Popen[bytes]:
     """A coordinator process, in a session of its own: Ctrl-C is not for it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", COORDINATOR],
+        own_process.command("outlast.coordinator.__main__:main"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=[listener.fileno()],

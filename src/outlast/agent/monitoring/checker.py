@@ -31,13 +31,14 @@ from outlast.launch import Launch
 from outlast.protocol.checks import Findings, Probe
 from outlast.protocol.fields import LONGEST_REASON
 from outlast.settings.settings import Settings
+from outlast.system import own_process
 from outlast.system.clock import now
 
 log = logging.getLogger("agent")
 
 ERRAND = "outlast.checks.process"
 # Not -m: see the coordinator's.
-PROGRAM = f"import sys; del sys.path[0]; from {ERRAND} import run; run()"
+PROGRAM = own_process.program(f"{ERRAND}:run")
 NOISE = 5  # lines of what others print, that are kept for a process that dies
 
 _decoder = msgspec.json.Decoder(Word)

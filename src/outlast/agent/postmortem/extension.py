@@ -15,22 +15,19 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from typing import Any
 
 import msgspec
 
 from outlast.agent.processes.workers import start_bound
 from outlast.failover import FailoverStrategy, FailureInfo
+from outlast.system import own_process
 
 log = logging.getLogger("agent")
 
 TO_LOAD = 60.0  # seconds for its module to be imported, which may well need torch
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*::[A-Za-z_]\w*")
 # Not -m: that would import the package of this file first, and leave the current directory out of the path.
-_PROGRAM = (
-    "import sys; from outlast.agent.postmortem.extension_process import main; main(int(sys.argv[1]), *sys.argv[2:4])"
-)
 
 
 class Broken(Exception):
@@ -114,7 +111,8 @@ class Extension:
         self._link, self._unread = ours, b""
         with its:
             its.set_inheritable(True)
-            command = [sys.executable, "-c", _PROGRAM, str(its.fileno()), self.reference, self._beside]
+            process = "outlast.agent.postmortem.extension_process:run"
+            command = own_process.command(process, str(its.fileno()), self.reference, self._beside)
             self._process = start_bound(command, _environment(), stdout=None, stderr=None, pass_fds=[its.fileno()])
         try:
             said = await asyncio.wait_for(self._hear(), TO_LOAD)

@@ -64,5 +64,6 @@ def say(link: socket.socket, message: dict[str, Any]) -> None:
     link.sendall(json.dumps(message).encode() + b"\n")
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The process, as the agent starts it."""
     main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -9,16 +9,15 @@ import asyncio
 import re
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 from outlast.diagnosis.evidence import Evidence
+from outlast.system import own_process
 
 DRIVER = Path("/dev/nvidiactl")
 LIMIT, FAREWELL = 2.0, 1.0  # seconds: for its answer, and for its end
 # Not -m: see the coordinator's.
-PROGRAM = r"import sys; del sys.path[0]; from outlast.checks.nvml import states; print('\n'.join(states()))"
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
 _NAMED = re.compile(r"cuda|nccl|cudnn|cublas|nvidia|nvlink|\bgpu\b|\bxid\b", re.IGNORECASE)
 _LAST = 40  # lines of its log
@@ -40,7 +39,7 @@ async def states(limit: float = LIMIT) -> tuple[str, ...]:
     """A line for each GPU, and one for each of its faults; nothing where nobody can say."""
     try:
         reader = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", PROGRAM), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            *own_process.command("outlast.checks.nvml:main"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
     except OSError as error:
         return (f"the GPUs cannot be asked: {error.strerror}",)

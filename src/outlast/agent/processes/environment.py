@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from string import Template
 
 from outlast.launch import Launch
 from outlast.protocol.generations import Assignment
+from outlast.system import own_process
 
 # Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error file and
 # board belong to whoever started the launcher. A worker's error file is named when its logs are opened.
@@ -89,8 +89,7 @@ def worker_command(launch: Launch, local_rank: int) -> tuple[str, ...]:
     if launch.numa_binding is None:
         return command
     # torch alone knows which CPUs are near a GPU, so that is worked out in the worker's own process.
-    wrapper = (sys.executable, "-m", "outlast.worker.numa", launch.numa_binding, str(local_rank), "--")
-    return (*wrapper, *command)
+    return (*own_process.command("outlast.worker.numa:run", launch.numa_binding, str(local_rank), "--"), *command)
 
 
 def _own_device(local_rank: int, visible: str | None) -> str:

@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from outlast.checkpoint.memory.shards import AgreedSnapshot
 from outlast.checkpoint.storage.persist import Outcome
 from outlast.checkpoint.trainer.background import tell
 from outlast.protocol.snapshots import Held, Keeping, Snapshot
-from outlast.system import private
+from outlast.system import own_process, private
 from outlast.system.pidfd import pidfd_open
 from outlast.transport.commission import Tls
 
@@ -116,7 +115,7 @@ class Keeper:
         self._loop = asyncio.get_running_loop()
         self.arena = arena_of(place)
         self._command = [
-            *(sys.executable, "-m", keeper_process.__name__, str(self.arena)),
+            *own_process.command(f"{keeper_process.__name__}:run", str(self.arena)),
             *(place.key, str(linger), level),
         ]
         self._line = line

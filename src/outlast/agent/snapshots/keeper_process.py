@@ -258,5 +258,6 @@ def main(directory: Path, key: str, seconds: float, level: str) -> None:
     linger(directory, key, seconds)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The process, as the agent starts it."""
     main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])

@@ -15,6 +15,7 @@ from outlast.agent.processes.environment import worker_command, worker_environme
 from outlast.agent.warm_start.spares import of_the_gpu
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.generations import Assignment
+from outlast.system import own_process
 
 ASSIGNMENT = Assignment(
     generation=3,
@@ -120,7 +121,7 @@ def test_the_local_rank_is_filled_into_arguments_and_other_dollars_stay() -> Non
 
 def test_numa_binding_is_worked_out_in_the_workers_own_process() -> None:
     command = worker_command(launch(numa_binding="node", command=("train", "${local_rank}")), 1)
-    assert command == (sys.executable, "-m", "outlast.worker.numa", "node", "1", "--", "train", "1")
+    assert command == (*own_process.command("outlast.worker.numa:run"), "node", "1", "--", "train", "1")
 
 
 FAKE_BINDING = """
@@ -142,7 +143,7 @@ def maybe_wrap_command_args_with_numa_binding(command_args, *, gpu_index, numa_o
 def numa(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     search = [*([str(path)] if path else []), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
-        [sys.executable, "-m", "outlast.worker.numa", *arguments],
+        own_process.command("outlast.worker.numa:run", *arguments),
         capture_output=True,
         text=True,
         check=False,

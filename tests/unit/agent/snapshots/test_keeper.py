@@ -20,7 +20,8 @@ from outlast.agent.snapshots.memory import snapshots
 from outlast.checkpoint.memory.arena import Arena
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.trainer.background import KeeperClient as Told
-from processes import Process, await_exit, python
+from outlast.system import own_process
+from processes import Process, await_exit
 from snapshots import fill, mark, ticket
 
 SOON = 120.0
@@ -188,7 +189,7 @@ def test_where_no_keeper_lives_nobody_waits_for_it_and_it_is_not_tried_for_ever(
 
 def orphan(arena: Path, key: str, linger: float) -> Process:
     """A keeper whose agent has died."""
-    return Process([python(), "-m", keeper_process.__name__, arena, key, str(linger), "info"])
+    return Process(own_process.command(f"{keeper_process.__name__}:run", str(arena), key, str(linger), "info"))
 
 
 def test_after_the_agents_death_the_snapshot_is_written_and_the_memory_given_back(tmp_path: Path) -> None:

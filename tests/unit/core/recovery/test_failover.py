@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from outlast import FailoverStrategy, FailureInfo, rulebook
 from outlast.agent.postmortem.extension import Extension
 from outlast.cli.request import parse
 from outlast.core.recovery.strategy import Rule, When, decide
-from outlast.platforms.plugins import PROGRAM, Alarm, Faulty, Plugins
+from outlast.platforms.plugins import COMMAND, Alarm, Faulty, Plugins
 from outlast.protocol.failures import Account, Failure, ReportedCause
 
 CAUSE = ReportedCause("disk-full", "the disk is full", domain="storage", outlook="may help")
@@ -245,5 +244,5 @@ def test_without_plug_ins_no_process_is_started() -> None:
 
 
 def test_plug_ins_end_when_the_coordinator_does() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], stdin=subprocess.DEVNULL, timeout=60)
+    ended = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, timeout=60)
     assert ended.returncode == 0
