@@ -75,6 +75,8 @@ NAME_BITS = 0xFF
 CLOCK_BITS = (1 << 63) - 1 - NAME_BITS
 OTHER = MOST_NAMES - 1  # the number that all names share for which there is no room
 PASSES = 8
+HIGHEST = 1 << 53  # that a count can be, in messages as well
+LATEST = 1e11  # seconds since 1970, likewise
 
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4  # the fcntl of some Pythons lacks them
 
@@ -221,7 +223,8 @@ class BoardSlot:
 
     def name(self, number: int) -> str:
         """The section name of this number."""
-        return self._text(NAMES_FROM + number * NAME_SIZE, NAME_SIZE) if number < self.words[NAMES] else "?"
+        known = 0 <= number < min(self.words[NAMES], MOST_NAMES)
+        return self._text(NAMES_FROM + number * NAME_SIZE, NAME_SIZE) if known else "?"
 
     def add_name(self, number: int, name: str) -> None:
         """Give this number, the next one, a name."""
@@ -251,7 +254,7 @@ class BoardSlot:
         word = self.words[REQUEST]
         reason = self._text(REASON_FROM, REASON_SIZE)
         number, action = word >> 8, word & 0xFF
-        if number == 0 or number % 2 or self.words[REQUEST] != word or action not in set(Action):
+        if number <= 0 or number % 2 or self.words[REQUEST] != word or action not in set(Action):
             return None
         return Request(number // 2, Action(action), reason)
 
@@ -274,7 +277,8 @@ class BoardSlot:
 
     def progress(self) -> BoundaryProgress:
         """Of the agent: how far the worker has come."""
-        boundaries, held, sealed, saved = self.words[BOUNDARIES : SAVED + 1].tolist()  # upwards, as it writes them
+        words = self.words[BOUNDARIES : SAVED + 1].tolist()  # upwards, as it writes them
+        boundaries, held, sealed, saved = map(_count, words)
         passed = max(boundaries - 1, 0)
         return BoundaryProgress(
             able=boundaries > 0,
@@ -294,7 +298,11 @@ class BoardSlot:
     def last_words(self) -> LastWords | None:
         """What the worker left; None: nothing."""
         at, *said = self._text(WORDS_FROM, WORDS_SIZE).split(PARTED, 3)
-        return LastWords(float(at), *said) if len(said) == 3 else None
+        try:
+            raised_at = float(at)
+        except ValueError:
+            return None
+        return LastWords(raised_at, *said) if len(said) == 3 and 0.0 <= raised_at <= LATEST else None
 
     def ring(self) -> None:
         """Have the agent look at the board now."""
@@ -315,18 +323,18 @@ class BoardSlot:
         return Reading(
             read_at=_seconds(now),
             born_at=_seconds(words[BORN_AT]),
-            pid=words[PID] or None,
+            pid=_count(words[PID]) or None,
             attached_at=_time(words[ATTACHED_AT]),
-            beats=words[BEATS],
+            beats=_count(words[BEATS]),
             beat_at=_time(words[BEAT_AT]),
-            step=words[STEP] if words[STEP_AT] else None,
+            step=_count(words[STEP]) if words[STEP_AT] else None,
             step_at=_time(words[STEP_AT]),
             paused=words[PAUSES] > 0,
             resumed_at=_time(words[RESUMED_AT]),
             sections=tuple(sorted(sections, key=lambda section: section.since)),
             closed_at=_time(words[CLOSED_AT]),
             longest=self._longest(words),
-            calibrations=words[CALIBRATIONS],
+            calibrations=_count(words[CALIBRATIONS]),
             request=self.request(),
         )
 
@@ -338,10 +346,10 @@ class BoardSlot:
             return None
         return Totals(
             read_at=_seconds(now),
-            pid=words[PID],
-            step=words[STEP],
+            pid=_count(words[PID]),
+            step=_count(words[STEP]),
             step_at=_seconds(words[STEP_AT]),
-            spent={self.name(n): Spent(words[SPENT[n]]) for n in range(words[NAMES]) if words[SPENT[n]]},
+            spent={self.name(n): Spent(words[SPENT[n]]) for n in _numbers(words) if words[SPENT[n]]},
             waited=self.name(words[WAITED] - 1) if words[WAITED] else "",
         )
 
@@ -352,8 +360,8 @@ class BoardSlot:
 
     def _longest(self, words: Sequence[int]) -> dict[str, float]:
         named = {"startup": STARTUP_LONGEST, "heartbeat": BEAT_LONGEST, "outside": OUTSIDE_LONGEST}
-        named |= {f"section:{self.name(number)}": LONGEST[number] for number in range(words[NAMES])}
-        return {name: _seconds(words[word]) for name, word in named.items() if words[word]}
+        named |= {f"section:{self.name(number)}": LONGEST[number] for number in _numbers(words)}
+        return {name: _seconds(words[word]) for name, word in named.items() if words[word] > 0}
 
     def _text(self, start: int, size: int) -> str:
         return bytes(self.memory[start : start + size]).partition(b"\0")[0].decode(errors="replace")
@@ -457,12 +465,25 @@ def _used(words: Sequence[int]) -> list[int]:
     return [words[entry] for entry in ENTRIES if words[entry]]
 
 
+def _numbers(words: Sequence[int]) -> range:
+    """Of the section names that there are."""
+    return range(min(max(words[NAMES], 0), MOST_NAMES))
+
+
+# A worker can write anything to its slot, on purpose or by a stray pointer. What is read of it is always a number that
+# can be calculated with and sent.
+
+
+def _count(word: int) -> int:
+    return min(max(word, 0), HIGHEST)
+
+
 def _seconds(nanoseconds: int) -> float:
-    return nanoseconds / 1e9
+    return max(nanoseconds, 0) / 1e9
 
 
 def _time(word: int) -> float | None:
-    return _seconds(word) if word else None
+    return _seconds(word) if word > 0 else None
 
 
 def _alive(pid: int) -> bool:
