@@ -55,6 +55,9 @@ class Proposal(str, Enum):
     ABORTION = "abortion"
 
 
+AROUND = 512  # characters of a line, on each side of a literal, that are looked at
+TRIES = 64  # lines in which a pattern is looked for, from the last one
+
 Line = str
 
 
@@ -196,10 +199,14 @@ def distinct(lines: Sequence[Line]) -> list[Line]:
 def _last(pattern: Pattern, literal: str, text: str) -> Match | None:
     """From the end: what stands nearest to the death counts."""
     at = text.rfind(literal)
-    while at >= 0:
+    for _ in range(TRIES):
+        if at < 0:
+            return None
         start = text.rfind("\n", 0, at) + 1
         end = text.find("\n", at)
-        length = pattern.matched(text[start : end if end >= 0 else None])
+        # Some patterns take the square of a line's length: of a long one, what is around the text that they look for.
+        near = slice(max(start, at - AROUND), min(end if end >= 0 else len(text), at + len(literal) + AROUND))
+        length = pattern.matched(text[near])
         if length:
             return Match(pattern.signature, text.count("\n", 0, start), length)
         at = text.rfind(literal, 0, start)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from outlast.cli.request import parse
-from outlast.diagnosis.catalogue import Catalogue, Domain, Outlook, Role, Signature, check, literals
+from outlast.diagnosis.catalogue import (
+    AROUND,
+    TRIES,
+    Catalogue,
+    Domain,
+    Outlook,
+    Pattern,
+    Role,
+    Signature,
+    check,
+    literals,
+)
 from outlast.diagnosis.cause import diagnose, find
 from outlast.diagnosis.evidence import Evidence
 from outlast.signatures import catalogue
@@ -167,3 +181,39 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_signature_is_plain_data() -> None:
     assert isinstance(KNOWN["disk-full"], Signature)
+
+
+def nasty(pattern: Pattern) -> Iterator[str]:
+    """Lines that begin to match again and again, or nearly match."""
+    texts = [*pattern.needed, *re.findall(r"[a-z0-9 _:'-]{2,}", pattern.text.lower())]
+    for unit in {*texts, *(f"{one}{other}" for one in texts[:3] for other in texts), " ", "a", "1", ":", "/", "a "}:
+        for literal in pattern.needed[:2]:
+            yield unit * (2 * AROUND // len(unit)) + literal
+            yield literal + unit * (2 * AROUND // len(unit))
+
+
+@pytest.mark.parametrize("pattern", catalogue()._patterns, ids=lambda pattern: pattern.signature.name)
+def test_no_line_keeps_a_pattern_busy(pattern: Pattern) -> None:
+    begun = time.process_time()
+    for line in nasty(pattern):
+        pattern.matched(line)
+    assert time.process_time() - begun < 30.0  # of the CPU, for up to a thousand lines; a few hundredths, mostly
+
+
+def test_a_long_line_is_looked_at_near_the_text_that_a_pattern_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    matched = Pattern.matched
+
+    def counted(self: Pattern, line: str) -> int:
+        lengths.append(len(line))
+        return matched(self, line)
+
+    monkeypatch.setattr(Pattern, "matched", counted)
+    (signature,) = [each for each in KNOWN.values() if "mlx5_" in "".join(each.patterns)]
+    alone = Catalogue([signature])
+    long = "mlx5_0 " * 10_000
+    assert not alone.search([long] * 1000)
+    assert max(lengths) <= 2 * AROUND + 50
+    assert len(lengths) <= TRIES * sum(len(each.needed) for each in alone._patterns)
+    assert alone.search([long + "mlx5_0: link down"])
+    assert alone.search(["x" * 65536 + " mlx5_0: link down " + "x" * 65536])
