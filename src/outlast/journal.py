@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,6 +29,8 @@ from outlast.protocol.succession import Charter, Term
 
 log = logging.getLogger("coordinator")
 
+PATIENCE = 0.25  # seconds that the job waits for the disk
+LAST_PATIENCE = 5.0  # at its end
 MOST_BYTES = 64 << 20  # beyond it, only what a restart needs is kept: reading it must not take longer than a lease
 
 
@@ -110,13 +115,21 @@ def recall(path: Path) -> Memory | None:
 
 
 class Journal:
-    """A journal that is being written. It never keeps the job from going on."""
+    """A journal that is being written. It never keeps the job from going on.
+
+    A thread of its own writes: a disk that stands still, as file servers do, would stop the whole job.
+    """
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self._path = path
         self._size = 0
         self._pending: list[tuple[float, Event, str, list[Command]]] = []
         self._file: int | None = None
+        self._news = threading.Condition()
+        self._tasks: deque[Callable[[int], None]] = deque()  # for the thread; the first stays until it is done
+        self._closed = False
+        self._stalled = False
+        self._thread: threading.Thread | None = None
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
             self._file = os.open(path, flags, 0o600)
@@ -141,53 +154,102 @@ class Journal:
             self._pending.append((at, event, acts, commands))
 
     def remember(self, memory: Memory) -> None:
-        """Written when this returns; on the disk if it says how the job ended."""
+        """Written when this returns, unless the disk stands still; on the disk if it says how the job ended."""
         if self._size >= MOST_BYTES:
             self._begin_again()
         self._write([Remembered(memory)])
-        if memory.outcome is not None and self._file is not None:
-            try:
-                os.fdatasync(self._file)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # what is no file, as /dev/null, has no disk
-                    self._give_up(error)
+        if memory.outcome is not None:
+            self._do(_sync)
+        self._settle(PATIENCE)
 
     def flush(self) -> None:
         """Write what has happened."""
         happened, self._pending = self._pending, []
         self._write([Happened(at, event, acts, digest_of(commands)) for at, event, acts, commands in happened])
 
-    def _write(self, records: Sequence[Record]) -> None:
-        texts = [_encoder.encode(record) for record in records]
-        data = b"".join(b"%b %b\n" % (_sum(text), text) for text in texts)
-        while data and self._file is not None:
-            try:
-                written = os.write(self._file, data)
-            except OSError as error:
-                self._give_up(error)
-                return
-            self._size += written
-            data = data[written:]
-
     def close(self) -> None:
         self.flush()
-        if self._file is not None:
+        self._settle(LAST_PATIENCE)
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+        elif self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def _write(self, records: Sequence[Record]) -> None:
+        if records and self._file is not None:
+            texts = [_encoder.encode(record) for record in records]
+            data = b"".join(b"%b %b\n" % (_sum(text), text) for text in texts)
+            self._size += len(data)
+            self._do(partial(_write_all, data=data))
 
     def _begin_again(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # what is no file, as /dev/null, cannot grow too large
-                os.ftruncate(self._file, 0)
-            self._size = 0
-            self._pending = []
-            self._write([JournalCut()])
+        self._size = 0
+        self._pending = []
+        self._do(_empty)
+        self._write([JournalCut()])
 
-    def _give_up(self, error: OSError) -> None:
-        log.error("the journal %s cannot be written (%s): the job goes on without it", self._path, error.strerror)
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+    def _do(self, task: Callable[[int], None]) -> None:
+        with self._news:
+            if self._file is None:
+                return
+            self._tasks.append(task)
+            self._news.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="outlast-journal", daemon=True)
+            self._thread.start()
+
+    def _settle(self, seconds: float) -> None:
+        """Wait until all is written, but not again and again for a disk that stands still."""
+        with self._news:
+            if self._stalled and self._tasks:
+                return
+            self._stalled = not self._news.wait_for(lambda: not self._tasks, seconds)
+        if self._stalled:
+            log.warning("the disk of the journal %s stands still: the job goes on without waiting for it", self._path)
+
+    def _run(self) -> None:
+        assert self._file is not None
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._tasks or self._closed)
+                    if not self._tasks:
+                        return
+                    task = self._tasks[0]
+                task(self._file)
+                with self._news:
+                    self._tasks.popleft()
+                    self._news.notify_all()
+        except OSError as error:
+            log.error("the journal %s cannot be written (%s): the job goes on without it", self._path, error.strerror)
+        finally:
+            with self._news:
+                os.close(self._file)
+                self._file = None
+                self._tasks.clear()
+                self._news.notify_all()
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _sync(file: int) -> None:
+    try:
+        os.fdatasync(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what is no file, as /dev/null, has no disk
+            raise
+
+
+def _empty(file: int) -> None:
+    with suppress(OSError):  # what is no file, as /dev/null, cannot grow too large
+        os.ftruncate(file, 0)
 
 
 def _sum(text: bytes) -> bytes:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from outlast.protocol.fields import Address, Count, Name, Port, Reason, Time
+from outlast.protocol.fields import Address, Count, Finite, Name, Port, Reason, Time
 
 
 class Findings(msgspec.Struct, frozen=True, array_like=True, tag="findings"):
@@ -17,7 +17,7 @@ class Findings(msgspec.Struct, frozen=True, array_like=True, tag="findings"):
     alone: Reason = ""  # why it fails by itself
     certain: bool = False  # and no second try is needed to say so
     together: Reason = ""  # why it failed with its partners
-    figures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
+    figures: Annotated[dict[Name, Finite], msgspec.Meta(max_length=64)] = {}
     facts: Annotated[dict[Name, Name], msgspec.Meta(max_length=64)] = {}  # what should be the same on all nodes
     warnings: Annotated[tuple[Reason, ...], msgspec.Meta(max_length=64)] = ()
     clock: Time = 0.0  # of its agent, when this was sent

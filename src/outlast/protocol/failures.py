@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from outlast.protocol.fields import Count, Name, Reason, Time
+from outlast.protocol.fields import Count, Finite, Name, Reason, Time
 
 
 class Tried(msgspec.Struct, frozen=True, array_like=True):
@@ -29,8 +29,8 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
 class Ban(msgspec.Struct, frozen=True, array_like=True):
     """A place that is left out for a while, or was."""
 
-    since: float
-    until: float
+    since: Finite
+    until: Finite
     times: Count
     reason: Reason
 
@@ -52,7 +52,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True):
     tail: tuple[Reason, ...] = ()  # of that log
     kernel: tuple[Reason, ...] = ()  # what the kernel says
     gpus: tuple[Reason, ...] = ()  # how those of its node were
-    ran: float | None = None  # seconds
+    ran: Finite | None = None  # seconds
     step: int | None = None  # the last one
 
 

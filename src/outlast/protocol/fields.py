@@ -14,6 +14,7 @@ Address = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[0-9A-Za-z.:%_-
 LONGEST_REASON = 1024
 LONGEST_PATH = 4096
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # JSON, and so the journal, has no other numbers
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 

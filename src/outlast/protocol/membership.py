@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from outlast.protocol.failures import Failure, Tried
-from outlast.protocol.fields import LONGEST_PATH, Address, Count, Name, Port, Reason, Time
+from outlast.protocol.fields import LONGEST_PATH, Address, Count, Finite, Name, Port, Reason, Time
 from outlast.protocol.generations import Assignment, Halted
 from outlast.protocol.hangs import Measures, Overdue
 from outlast.protocol.shards import Hands
@@ -96,7 +96,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     term: Term = Term()  # the newest that it has obeyed
     charter: Charter | None = None
     assignment: Assignment | None = None  # of the newest generation that was started here
-    since: float = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
+    since: Finite = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
     keeper: Port = 0  # where its keeper listens; 0: nowhere
     hands: Hands | None = None  # the shards that its ranks have and have done
 

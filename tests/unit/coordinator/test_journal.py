@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outlast import journal as journals
@@ -27,6 +30,8 @@ from outlast.journal import (
     read,
     recall,
 )
+from outlast.protocol.checks import Findings
+from outlast.protocol.failures import Account
 from outlast.protocol.membership import Over
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Term
@@ -180,3 +185,46 @@ def test_a_disk_that_fails_at_the_end_keeps_no_job_from_it(
     journal.remember(memory(3, Over(True, "every worker finished")))
     journal.close()
     assert "cannot be written (Input/output error): the job goes on without it" in caplog.text
+
+
+def test_a_disk_that_stands_still_holds_nobody_up_and_gets_everything_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe that nobody reads from stands in for it: a write to it does not return."""
+    waits: list[float | None] = []
+    wait_for = threading.Condition.wait_for
+
+    def counted(self: threading.Condition, true: Callable[[], object], timeout: float | None = None) -> object:
+        if threading.current_thread() is threading.main_thread():
+            waits.append(timeout)
+        return wait_for(self, true, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", counted)
+    os.mkfifo(tmp_path / "journal")
+    reader = os.open(tmp_path / "journal", os.O_RDONLY | os.O_NONBLOCK)
+    journal = Journal(tmp_path / "journal", fresh=True)
+    many = 500
+    for term in range(many):
+        journal.remember(memory(term))
+    assert journal._tasks
+    assert len([each for each in waits if each is not None]) < many  # it waited once, and then no more
+    assert caplog.text.count("stands still") == 1
+    data = bytearray()
+    os.set_blocking(reader, True)
+    drain = threading.Thread(target=lambda: [data.extend(chunk) for chunk in iter(lambda: os.read(reader, 65536), b"")])
+    drain.start()
+    journal.close()
+    drain.join()
+    os.close(reader)
+    remembered = [each.memory.term for each in whole(bytes(data)) if isinstance(each, Remembered)]
+    assert remembered == list(range(many))
+
+
+def test_no_message_can_hold_a_number_that_the_journal_cannot() -> None:
+    for text in ("nan", "inf", "-inf"):
+        findings = Findings(term=1, number=1, figures={"x": float(text)})
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(findings), type=Findings)
+        account = Account(ran=float(text))
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(account), type=Account)
