@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import _DistWrapper, find_state_dict_object
@@ -34,6 +35,7 @@ from torch.distributed.tensor import DTensor
 from outlast.checkpoint.memory.arena import PAGE, Slot
 from outlast.checkpoint.storage.format import run_prefix, shard_name
 
+VERSION = getattr(filesystem, "CURRENT_DCP_VERSION", "")  # of DCP's metadata, which has none before torch 2.9
 ALIGN = 64
 LARGE = 64 * 1024  # bytes from which on a write is not looked at
 _OBJECT_ROOM = 64  # bytes beside twice its size
@@ -209,7 +211,8 @@ def _contents(plans: Sequence[SavePlan], metadata: Metadata) -> tuple[bytes, byt
     count = next(blanks) - tag
     metadata.storage_data = storage
     metadata.storage_meta = StorageMeta()
-    metadata.version = CURRENT_DCP_VERSION
+    if VERSION:
+        metadata.version = VERSION
     text = _dumps(metadata)
     positions, at = [], -1
     for number in range(count):
