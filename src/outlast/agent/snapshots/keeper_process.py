@@ -34,7 +34,7 @@ import msgspec
 
 from outlast import log as logs
 from outlast.agent.processes.place import taken
-from outlast.agent.snapshots.memory import NodeSnapshot, overtaken, shards, snapshots
+from outlast.agent.snapshots.memory import NodeSnapshot, different_steps, overtaken, shards, snapshots
 from outlast.agent.snapshots.sending import Sending
 from outlast.agent.snapshots.serving import Serving
 from outlast.checkpoint.memory.arena import Mark
@@ -76,9 +76,13 @@ class SnapshotWriter:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._done: set[Mark] = set()
+        self._said_different = False
 
     def look(self) -> None:
         """Write the newest snapshot that is to be on disk, until there is none that is newer."""
+        if not self._said_different and (problem := different_steps(self._directory)):
+            self._said_different = True
+            log.error("%s", problem)
         for lost in overtaken(self._directory):  # a rank waits for it, if it has no room to go on without
             if lost.durable and lost.mark not in self._done:
                 self._tell(Outcome(lost.mark, lost.save.step))

@@ -67,6 +67,21 @@ def overtaken(directory: Path) -> list[Ticket]:
     return found
 
 
+def different_steps(directory: Path) -> str:
+    """Which ranks of this node count different steps as the same save, in one line; "" if none do."""
+    steps: dict[Mark, dict[int, int]] = {}
+    for _, ticket in arena.tickets(directory):
+        steps.setdefault(ticket.mark, {})[ticket.save.step] = ticket.rank
+    for found in steps.values():
+        if len(found) > 1:
+            (step, rank), (other, another), *_ = sorted(found.items())
+            return (
+                f"rank {rank} saves step {step} where rank {another} saves step {other}: such snapshots cannot be "
+                "restored. All ranks must call save at the same steps (does one skip it, or go by a clock of its own?)"
+            )
+    return ""
+
+
 def held(directory: Path) -> tuple[Held, ...]:
     """What is told of it to the coordinator: whatever ranks there are of each snapshot."""
     tickets: dict[Save, Ticket] = {}

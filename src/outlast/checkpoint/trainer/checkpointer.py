@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 import os
-import pickle
 import secrets
 import socket
 import time
@@ -51,6 +50,7 @@ from outlast.checkpoint.trainer.collector import paused
 from outlast.checkpoint.trainer.flight import Runway
 from outlast.checkpoint.trainer.interval import Every, Interval
 from outlast.checkpoint.trainer.layout import Furnished, ShardLayout, ShardPlan, Unsavable, make_plan
+from outlast.checkpoint.trainer.rank_group import RankGroup
 from outlast.checkpoint.trainer.reader import CheckpointSource, load, open_checkpoint, open_snapshot
 from outlast.checkpoint.trainer.state import Sources, flatten
 from outlast.worker.boundary import LastBoundary, boundaries
@@ -59,10 +59,6 @@ from outlast.worker.session import session
 log = logging.getLogger("outlast")
 
 FORMER = 2  # snapshots before the newest that are spared, where copies go on while training does
-
-# The last collectives, and what they were about. Who lets go of them last is else a thread of the process group's; if
-# the script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts.
-_KEPT: list[Any] = []
 
 # Who has this worker's place in the node's memory. Of two, each would overwrite what the other needs, the node would
 # send and write only what is newest of both, and a planned change would halt before the second has saved.
@@ -104,7 +100,8 @@ class Checkpointer:
         self._directory = address(path)
         refuse_dangling(self._directory)
         storage_of(self._directory)  # what is missing for it is said now
-        self._keep_last, self._group = keep_last, process_group
+        self._keep_last = keep_last
+        self._ranks = RankGroup(process_group)
         self._interval = Interval(every)
         self._born = time.time()
         self._sources = Sources(process_group)
@@ -117,6 +114,7 @@ class Checkpointer:
         self._strict = True  # of the restore that is under way
         self._apart = ""  # why nothing can be written to disk
         self._sequence = 0
+        self._durable: Save | None = None  # the last one that is to be on disk
         self._newest: Mark | None = None  # the snapshot that must not be overwritten
         # Where copies go on while training does, a rank may be two snapshots behind another, and the newest that both
         # have is what all go on from: the two before the newest should not be overwritten either.
@@ -149,7 +147,7 @@ class Checkpointer:
         the disk takes them, the newest is written and those before it are not.
         """
         step = _step(step)
-        halt = boundaries.reach() if self._group is None else None
+        halt = boundaries.reach() if self._ranks.group is None else None
         due = durable or self._interval.due(step)
         if not due and halt is None:
             self._sequence += 1  # of calls, which are the same on all ranks, whatever makes one of them save
@@ -158,9 +156,12 @@ class Checkpointer:
         self._land()
         state = _mapping(state() if callable(state) else state)
         flat, paths = flatten(self._sources.read(state, verify=self._plan is None))
+        what = f"save({step})"
         if planned := self._plan is None or not self._plan.holds(flat):
+            if self._plan is not None:
+                self._ranks.await_all(what, self._plan.change(flat))
             flat, paths = flatten(self._sources.read(state, verify=True))
-            self._plan = self._agree(flat, paths)
+            self._plan = self._agree(flat, paths, what)
             self._layout, self._sequence = None, 0
         assert self._plan is not None
         if durable and self._apart:
@@ -174,7 +175,7 @@ class Checkpointer:
             measured = self._interval.measure(
                 step, begun=begun, ended=time.monotonic(), lived=lived, failures=failures, planned=planned
             )
-            self._interval.agree(step, self._gather(measured))
+            self._interval.agree(step, self._ranks.gather(measured, f"save({step})"))
         if halt is not None:
             self._halt(halt, step)
         return True
@@ -201,7 +202,9 @@ class Checkpointer:
         self._interval.begin_anew()
         if source is not None:
             path = address(source)
-            if problem := self._load(open_checkpoint(path, verify=self._share, foreign=True), state):
+            if problem := self._load(
+                open_checkpoint(path, verify=(self._ranks.rank, self._ranks.world), foreign=True), state
+            ):
                 raise ValueError(problem)
             restored = self._saved_step if self._saved_step is not None else _step_in(path.name)
             if path.parent != self._directory:
@@ -213,11 +216,11 @@ class Checkpointer:
             problem = self._try(where, state)
             if not problem:
                 session.go_on_after(offered)
-                if self._rank == 0:
+                if self._ranks.rank == 0:
                     self._say_restored(offered, where, parts)
                 return offered
             bad.append(problem)
-            if self._rank == 0:
+            if self._ranks.rank == 0:
                 log.error("%s; trying the one before it", problem)
                 if isinstance(where, Path | Url):
                     disk.note_damage(where, problem)
@@ -251,8 +254,9 @@ class Checkpointer:
     def wait(self) -> None:
         """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
         self._land()
+        self._compare_last_durable()
         outcome = self._background.wait() if self._background is not None else None
-        outcomes = [each for each in self._gather(outcome) if each is not None]
+        outcomes = [each for each in self._ranks.gather(outcome, "wait()") if each is not None]
         for each in outcomes:
             if each.problem:
                 raise OSError(each.problem)
@@ -261,6 +265,18 @@ class Checkpointer:
                 f"step {outcomes[0].step} is not on disk: every rank that is here has written its part to "
                 f"{self._directory}, and others are missing: all ranks must save the same steps to one directory"
             )
+
+    def _compare_last_durable(self) -> None:
+        """Raise OSError if ranks wait for different saves, or some for none: it would never be there."""
+        told = self._ranks.gather(self._durable, "wait()")
+        for rank, theirs in enumerate(told):
+            if theirs != told[0]:
+                first, other = (f"of step {each.step}" if each is not None else "none" for each in (told[0], theirs))
+                skipped = " (after another number of saves)" if first == other else ""
+                raise OSError(
+                    f"the last durable save of rank 0 is {first}, and that of rank {rank} is {other}{skipped}: all "
+                    "ranks must call save at the same steps, with the same durable="
+                )
 
     def close(self) -> None:
         """Await what is to be on disk, and let go of the memory."""
@@ -274,15 +290,6 @@ class Checkpointer:
             self._arena.close()
             self._arena = None
 
-    @property
-    def _rank(self) -> int:
-        return dist.get_rank(self._group) if dist.is_available() and dist.is_initialized() else 0
-
-    @property
-    def _share(self) -> tuple[int, int]:
-        """Which part of a checkpoint's files this rank verifies, and of how many."""
-        return self._rank, dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
-
     # -- saving
 
     def _halt(self, halt: LastBoundary, step: int) -> None:
@@ -293,37 +300,39 @@ class Checkpointer:
             boundaries.seal(step if safe else None)
 
     @paused()
-    def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]) -> ShardPlan:
-        if self._rank == 0:
+    def _agree(self, flat: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]], what: str) -> ShardPlan:
+        if self._ranks.rank == 0:
             with suppress(OSError):  # the writer will say so
                 self._origin = disk.origin(self._directory, make=True)
-        plan = make_plan(flat, paths, self._origin, self._group, job=_job())
+        told = self._ranks.gather(
+            (self._place, self._lineage if self._lineage is not None else secrets.token_hex(8)), what
+        )
+        plan = make_plan(flat, paths, self._origin, self._ranks.group, job=_job())
         self._origin = plan.origin
-        self._apart = self._who_is_apart()
-        if self._apart and self._rank == 0:
+        self._apart = self._who_is_apart(what)
+        if self._apart and self._ranks.rank == 0:
             log.warning("snapshots stay in memory, and none can be written to disk: %s", self._apart)
-        told = self._gather((self._place, self._lineage if self._lineage is not None else secrets.token_hex(8)))
         self._lineage = told[0][1]
         if self._place is not None:  # of a group, or without one, not all workers of this node are in it
             self._here = [place for place, _ in told].count(self._place)
         return plan
 
-    def _who_is_apart(self) -> str:
+    def _who_is_apart(self, what: str) -> str:
         """Which rank has another directory than rank 0, in one line; "" if all have the same. Collective.
 
         Each rank would write its part into its own, and no checkpoint would ever be whole.
         """
         marker = ""
-        if isinstance(self._directory, Path) and self._rank == 0:
+        if isinstance(self._directory, Path) and self._ranks.rank == 0:
             with suppress(OSError):  # the writer will say so
                 marker = leave_marker(self._directory)
-        told = self._gather((marker, str(self._directory)))
+        told = self._ranks.gather((marker, str(self._directory)), what)
         marker, first = told[0]
         here = sees_marker(self._directory, marker) if isinstance(self._directory, Path) and marker else True
         if isinstance(self._directory, Url):
             here = first == self._directory
-        seen = self._gather((here, socket.gethostname()))
-        if marker and self._rank == 0:
+        seen = self._ranks.gather((here, socket.gethostname()), what)
+        if marker and self._ranks.rank == 0:
             with suppress(OSError):
                 (Path(first) / marker).unlink()
         for rank, (sees, host) in enumerate(seen):
@@ -336,13 +345,13 @@ class Checkpointer:
 
     def _snapshot(self, plan: ShardPlan, step: int, values: list[Any], durable: bool, later: frozenset[int]) -> None:
         if self._layout is None:
-            self._layout = self._lay_out_together(plan, values)
+            self._layout = self._lay_out_together(plan, values, f"save({step})")
         while not self._fill(plan, self._layout, step, values, durable, later):
             self._layout = ShardLayout(plan, values)  # an object has outgrown its place
             self._prepare(self._layout, values)
 
     @paused()
-    def _lay_out_together(self, plan: ShardPlan, values: list[Any]) -> ShardLayout:
+    def _lay_out_together(self, plan: ShardPlan, values: list[Any], what: str) -> ShardLayout:
         """The first one after a plan: whatever one rank cannot save, or has no room for, is said on all of them."""
         layout, problem, missing = None, None, 0
         try:
@@ -351,7 +360,7 @@ class Checkpointer:
         except (Unsavable, RuntimeError) as error:
             problem = error
         where = str(self._place) if self._place is not None else ""
-        told = self._gather((problem, (socket.gethostname(), where), missing, self._memory_room(problem)))
+        told = self._ranks.gather((problem, (socket.gethostname(), where), missing, self._memory_room(problem)), what)
         for problem, *_ in told:
             if problem is not None:
                 raise problem
@@ -418,6 +427,8 @@ class Checkpointer:
         if self._runway is not None and self._runway.flies and self._newest is not None:
             self._former = [*self._former, self._newest][-FORMER:]
         self._newest = ticket.mark
+        if ticket.durable:
+            self._durable = ticket.save
         if self._replicated and self._place is not None and arenas.is_copied(ticket, arenas.stride(self._place)):
             self._copied = [*self._copied[-1:], ticket.mark]
         self._writer().sealed(slot, ticket)
@@ -514,8 +525,9 @@ class Checkpointer:
         ranks tell each other is a check that they take the same.
         """
         here = self._snapshots()
-        offers = self._gather((here, self._parts(), self._stored() if self._rank == 0 else None))
-        stored, origin, problem = offers[0][2]
+        stored = self._stored() if self._ranks.rank == 0 else None
+        offers = self._ranks.gather((here, self._parts(), stored), "restore()")
+        found, origin, problem = offers[0][2]
         if problem:
             raise OSError(problem)
         ranked: list[tuple[int, int, float, Mark | Address]] = [
@@ -523,7 +535,7 @@ class Checkpointer:
             for mark, (offered, saved_at, whose) in here.items()
             if whose == origin and all(mark in each for each, _, _ in offers)
         ]
-        ranked += [(each.step, 0, -place, each.path) for place, each in enumerate(stored)]
+        ranked += [(each.step, 0, -place, each.path) for place, each in enumerate(found)]
         ranked.sort(key=lambda each: each[:3], reverse=True)
         parts = [part for _, theirs, _ in offers for part in theirs if part.origin == origin and origin]
         return [(offered, where) for offered, _, _, where in ranked if step in (None, offered)], parts
@@ -565,7 +577,7 @@ class Checkpointer:
     def _try(self, where: Mark | Address, state: Mapping[str, Any]) -> str:
         """Load it, or say in one line what is wrong with it: the same on all ranks."""
         if isinstance(where, Path | Url):
-            return self._load(open_checkpoint(where, verify=self._share), state)
+            return self._load(open_checkpoint(where, verify=(self._ranks.rank, self._ranks.world)), state)
         slots = {ticket.rank: path for path, ticket in self._tickets() if ticket.mark == where}
         mapped = {slot.path: slot for slot in self._arena.slots()} if self._arena is not None else {}
         known = places(self._place, where, slots, self._agreed(), mapped)
@@ -585,13 +597,13 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001  (raised below: the other ranks must not wait for this one)
             problem, known, failed = f"{type(error).__name__}: {error}", False, error
         try:
-            said = self._gather((problem, known))
+            said = self._ranks.gather((problem, known), "restore()")
             for problem, known in said:
                 if not known:
                     raise OSError(problem) from failed
             problem = next((each for each, _ in said if each), "")
             if source is not None and not problem:
-                load(source, state, self._group, strict=self._strict)
+                load(source, state, self._ranks.group, strict=self._strict)
                 self._go_on_from(source.save)
         except Damaged as error:
             problem = str(error)
@@ -607,28 +619,6 @@ class Checkpointer:
             self._lineage, self._base, self._plan = None, 0, None  # the ranks agree on a new one when they plan
         else:
             self._lineage, self._base = save.lineage, save.base if save.job == _job() else save.step
-
-    def _gather(self, value: Any) -> list[Any]:
-        """What every rank says: torch's all_gather_object, but for `_KEPT`."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return [value]
-        world = dist.get_world_size(self._group)
-        device = "cpu" if "cpu:" in str(dist.get_backend_config(self._group)) else f"cuda:{torch.cuda.current_device()}"
-        text = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self._all_gather(torch.tensor([len(text)], device=device), world)
-        lengths = [int(size) for size in sizes]
-        mine = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-        mine[: len(text)] = text
-        theirs = self._all_gather(mine, world)
-        texts = (bytes(each[:length].tolist()) for each, length in zip(theirs, lengths, strict=True))
-        return [pickle.loads(each) for each in texts]  # noqa: S301  (of this job's own ranks, as torch does it)
-
-    def _all_gather(self, mine: torch.Tensor, world: int) -> list[torch.Tensor]:
-        theirs = [torch.empty_like(mine) for _ in range(world)]
-        work = dist.all_gather(theirs, mine, self._group, async_op=True)
-        _KEPT[:] = [*_KEPT[-1:], (work, mine, theirs)]
-        work.wait()
-        return theirs
 
 
 class _PartInMemory(NamedTuple):

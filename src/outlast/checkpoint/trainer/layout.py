@@ -133,6 +133,17 @@ class ShardPlan:
             for (key, value), known in zip(flat.items(), self.signature, strict=True)
         )
 
+    def change(self, flat: Flat) -> str:
+        """Why it does not hold, in a few words."""
+        known = {key: kind for key, *kind in self.signature}
+        for key, value in flat.items():
+            if key not in known:
+                return f"{key} is new in the state"
+            if list(_kind(value)) != known[key]:
+                return f"{key} has changed its shape or dtype"
+        gone = next((key for key in known if key not in flat), None)
+        return f"{gone} is no longer in the state" if gone is not None else "the order of the state has changed"
+
     def values(self, flat: Flat) -> list[Any]:
         """What this rank saves, in the order of its items."""
         return [_local(flat, item) for item in self.items]
