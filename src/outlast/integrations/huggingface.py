@@ -6,8 +6,9 @@
     trainer = Trainer(..., callbacks=[checkpoints])      # with save_strategy="no"
     checkpoints.train(trainer)                           # instead of trainer.train()
 
-Model, optimizer, schedule, scaler, the Trainer's own state and every rank's random numbers are saved; the Trainer skips
-the data that was trained, as it does with its own checkpoints. For one process, DDP and FSDP2; not for DeepSpeed.
+Model, optimizer, schedule, scaler, the Trainer's own state, what its callbacks have counted (early stopping) and every
+rank's random numbers are saved; the Trainer skips the data that was trained, as it does with its own checkpoints. For
+one process, DDP and FSDP2; not for DeepSpeed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from outlast.integrations.random_numbers import random_numbers, set_random_numbe
 try:
     from transformers import TrainerCallback
     from transformers.trainer import TRAINER_STATE_NAME
+    from transformers.trainer_callback import ExportableState
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "outlast.integrations.huggingface needs transformers and accelerate: pip install transformers accelerate",
@@ -58,6 +60,7 @@ class TrainerCheckpoints(TrainerCallback):  # type: ignore[misc]
         step = self._on_disk = self._checkpointer.restore(known)
         if step == 0:
             return trainer.train(**options)
+        self._load_callbacks(json.loads(known["trainer"]).get("stateful_callbacks") or {})
         with tempfile.TemporaryDirectory(prefix="outlast-") as directory:
             (Path(directory) / TRAINER_STATE_NAME).write_text(known["trainer"])
             with self._loading(step):
@@ -100,7 +103,24 @@ class TrainerCheckpoints(TrainerCallback):  # type: ignore[misc]
         if self._log[0] != len(state.log_history):
             self._log = len(state.log_history), json.dumps(state.log_history)
         rest = dataclasses.asdict(dataclasses.replace(state, log_history=[]))
+        rest["stateful_callbacks"] = rest["stateful_callbacks"] | self._callback_states()
         return f'{json.dumps(rest)[:-1]}, "log_history": {self._log[1]}}}'
+
+    def _callback_states(self) -> dict[str, list[Any]]:
+        """By class, as the Trainer has them in its own checkpoints."""
+        found: dict[str, list[Any]] = {}
+        for callback in self._trainer.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                found.setdefault(type(callback).__name__, []).append(callback.state())
+        return found
+
+    def _load_callbacks(self, stored: Mapping[str, Any]) -> None:
+        """Give the callbacks that are there what those of their class had. The Trainer would replace them."""
+        left = {name: list(its) if isinstance(its, list) else [its] for name, its in stored.items()}
+        for callback in self._trainer.callback_handler.callbacks:
+            if isinstance(callback, ExportableState) and left.get(type(callback).__name__):
+                for name, value in left[type(callback).__name__].pop(0)["attributes"].items():
+                    setattr(callback, name, value)
 
     @contextmanager
     def _loading(self, step: int) -> Iterator[None]:

@@ -88,18 +88,19 @@ class SnapshotWriter:
                 self._tell(Outcome(lost.mark, lost.save.step))
         while waiting := [s for s in snapshots(self._directory) if s.ticket.durable and s.mark not in self._done]:
             newest, *older = waiting
-            for each in older:  # those of other groups of ranks, which save elsewhere, have their turn
-                if each.ticket.directory == newest.ticket.directory:  # a newer one takes its place: nobody need wait
+            for each in older:  # those of other groups of ranks have their turn
+                if each.workers & newest.workers:  # a newer one takes its place: nobody need wait
                     self._tell(Outcome(each.mark, each.ticket.save.step))
             self._persist(newest)
 
     def breakpoint(self) -> None:
-        """The workers are gone: write the newest snapshot there is, unless something as new is on disk."""
+        """The workers are gone: write the newest snapshot of each group of ranks, unless one as new is on disk."""
         self.look()
-        there = snapshots(self._directory)
-        if not there or there[0].mark in self._done:
-            return
-        self._write(there[0])
+        seen: frozenset[str] = frozenset()
+        for each in snapshots(self._directory):
+            if not each.workers & seen and each.mark not in self._done:
+                self._write(each)
+            seen |= each.workers
 
     def complete(self, task: Complete) -> None:
         """Write this node's part of what all go on from, with those that only copies are left of."""

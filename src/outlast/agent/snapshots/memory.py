@@ -27,6 +27,11 @@ class NodeSnapshot:
     def mark(self) -> Mark:
         return self.ticket.mark
 
+    @property
+    def workers(self) -> frozenset[str]:
+        """Whose slots these are, by their numbers on this node."""
+        return frozenset(path.name.partition(".")[0] for path in self.paths)
+
 
 def snapshots(directory: Path) -> list[NodeSnapshot]:
     """The snapshots that all ranks of this node have sealed, the newest first.

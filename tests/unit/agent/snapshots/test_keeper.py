@@ -261,6 +261,18 @@ def test_groups_of_ranks_that_save_elsewhere_are_not_taken_for_older_saves(tmp_p
         arena.close()
 
 
+@pytest.mark.parametrize("second", ["two", "one"])
+def test_of_each_group_of_ranks_the_newest_is_written_when_the_workers_have_died(tmp_path: Path, second: str) -> None:
+    arenas = [Arena(tmp_path / "arena", rank) for rank in range(2)]
+    for sequence in (4, 5):
+        fill(arenas[0], sequence, mark(4), run="ab", directory=str(tmp_path / "one"))
+        fill(arenas[1], sequence + 2, ("cd", 6), run="cd", directory=str(tmp_path / second))
+    keeper_process.SnapshotWriter(tmp_path / "arena").breakpoint()
+    assert {*steps(tmp_path / "one"), *steps(tmp_path / second)} == ({5, 7} if second == "two" else {7})
+    for arena in arenas:
+        arena.close()
+
+
 @pytest.mark.parametrize("written", [True, False])
 def test_a_clock_that_is_set_back_makes_no_save_an_older_one(tmp_path: Path, written: bool) -> None:
     arena = Arena(tmp_path / "arena", 0)
