@@ -7,6 +7,7 @@ import pty
 import signal
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -188,6 +189,34 @@ def test_when_an_agent_is_killed_its_workers_die_and_the_other_node_goes_on(vict
             assert staying.wait() == 0
             for each in (a, b):
                 assert_all_end(each)
+
+
+UPLOADS = """
+import os, subprocess, sys
+upload = subprocess.Popen(["sleep", "600"], start_new_session=True)  # and this process does not wait for it
+print("uploads in", upload.pid, flush=True)
+os._exit(int(sys.argv[1]))
+"""
+
+
+def test_what_a_worker_left_in_the_background_runs_on_when_the_job_succeeds(tmp_path: Path) -> None:
+    """As under torchrun: it may be an upload. It is said, with its pid."""
+    script = tmp_path / "uploads.py"
+    script.write_text(UPLOADS)
+    with job(script=script, args=["0"]) as process:
+        pid = int(process.wait_for(r"uploads in (\d+)")[1])
+        assert process.wait() == 0
+        process.wait_for(rf"what workers started in the background runs on: pid {pid}", anywhere=True)
+        assert process.tree() == [pid]
+
+
+def test_what_a_worker_left_in_the_background_ends_with_it_when_it_fails(tmp_path: Path) -> None:
+    script = tmp_path / "uploads.py"
+    script.write_text(UPLOADS)
+    with job(script=script, args=["1"]) as process:
+        process.wait_for(r"uploads in (\d+)")
+        assert process.wait() == 1
+        assert_all_end(process)
 
 
 def test_nothing_outlives_the_only_agent_when_it_is_killed() -> None:

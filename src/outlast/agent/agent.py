@@ -127,6 +127,7 @@ class Agent:
             launch, settings, me=self._id, mandate=self._node.mandate, failed=self._not_hosted
         )
         self._group: WorkerGroup | None = None
+        self._finished: WorkerGroup | None = None  # all of its workers have succeeded; something of it may run on
         self._guard = Guard(places=launch.nproc)
         self._keeper = Keeper(
             place,
@@ -218,6 +219,8 @@ class Agent:
             self._timer.cancel()
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
+        if self._finished is not None:
+            self._finished.reap()
         await self._checker.stop()
         self._unwatch()
         self._desk.close()
@@ -236,8 +239,9 @@ class Agent:
         self._ports.close()
 
     def _reap_orphans(self) -> None:
-        if self._group is not None:
-            self._group.reap_orphans()
+        for group in (self._group, self._finished):
+            if group is not None:
+                group.reap_orphans()
         self._checker.reap_orphans()
 
     def _coordinator_ended(self) -> None:
@@ -416,6 +420,9 @@ class Agent:
             self._zygote.close()
             self._zygote = warm(launch, self._settings)
         self._checker.drop()
+        if self._finished is not None:  # others have not: what is left of that generation ends before the next one
+            self._run(_sweep(self._finished), self._task_ended)
+            self._finished = None
         ranks = range(launch.nproc)
         try:
             if assignment.group_rank == 0:
@@ -494,7 +501,11 @@ class Agent:
         if exit_code != 0 and not hung and not self._node.told_to_stop:
             failure = self._judged(self._inquest.failure(local_rank, pid, exit_code))
         self._feed(Exited(generation, failure))
-        if self._group is not None and not self._group.alive:
+        if self._group is None or self._group.alive:
+            return
+        if self._group.succeeded and self._node.state is State.RUNNING and not self._node.told_to_stop:
+            self._finish(self._group, generation)
+        else:
             self._stop(generation, 0)  # the children that workers may have left behind
 
     def _judged(self, failure: Failure) -> Failure:
@@ -519,17 +530,27 @@ class Agent:
     async def _stopping(self, group: WorkerGroup, generation: int, grace: float) -> None:
         await group.stop(self._signal, grace)
         if self._group is group:
-            self._group = None
-            self._guard.watch(())
-            self._unwatch()
-            self._logs.finish()
-            self._ports.release()
-            self._feed(Holds(self._keeper.held()))
-            self._feed(Cleared(generation))
-            if self._node.state is State.FINISHED:
-                log.log(self._level, "generation %d: every worker here has finished", generation)
-            else:
-                self._keeper.ended()
+            self._ended(generation)
+            self._keeper.ended()
+
+    def _finish(self, group: WorkerGroup, generation: int) -> None:
+        """All workers have succeeded: what they left in the background, an upload say, runs on as under torchrun."""
+        if background := group.background():
+            pids = ", ".join(map(str, background))
+            log.info("generation %d: what workers started in the background runs on: pid %s", generation, pids)
+        self._finished = group
+        self._ended(generation)
+        log.log(self._level, "generation %d: every worker here has finished", generation)
+
+    def _ended(self, generation: int) -> None:
+        """No worker of it is alive."""
+        self._group = None
+        self._guard.watch(())
+        self._unwatch()
+        self._logs.finish()
+        self._ports.release()
+        self._feed(Holds(self._keeper.held()))
+        self._feed(Cleared(generation))
 
     # -- what the board says
 
@@ -629,3 +650,7 @@ class Agent:
         """Rank 0 takes the port that was promised; the next generation gets another."""
         self._ports.take()
         self._node.store_port = self._ports.promised
+
+
+async def _sweep(group: WorkerGroup) -> None:
+    await group.stop(signal.SIGKILL, 0)

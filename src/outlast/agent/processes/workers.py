@@ -1,7 +1,8 @@
 """The worker processes of one generation on one node: started, watched by pidfd, and gone after `stop`.
 
-Nothing of a worker outlives it. Each has a session of its own, so that its children can be killed with it; the
-kernel kills it when the agent dies; and the agent, as a subreaper, inherits and kills what slipped away.
+Nothing of a worker that is stopped outlives it. Each has a session of its own, so that its children can be killed with
+it; the kernel kills it when the agent dies; and the agent, as a subreaper, inherits and kills what slipped away. Only
+where all have exited with 0 what they left running is left alone.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Streams:
 
 @dataclass(eq=False)
 class Worker:
-    """One worker process. It stays a zombie until the group is stopped, so that its pid stays its own."""
+    """One worker process. It stays a zombie until the group is stopped or left, so that its pid stays its own."""
 
     local_rank: int
     pid: int
@@ -190,6 +191,21 @@ class WorkerGroup:
                 self._swept = True
         return self._abandoned
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether every worker has exited with 0."""
+        return all(worker.exit_code == 0 for worker in self._workers)
+
+    def background(self) -> list[int]:
+        """What workers that have exited left running, as far as it is our child now; `stop` would end it."""
+        self.reap_orphans()
+        return self._orphans()
+
+    def reap(self) -> None:
+        """Collect the workers, which have exited, and leave alone what they left running."""
+        for worker in self._workers:
+            worker.reap()
+
     def reap_orphans(self) -> None:
         """Collect what our workers left behind and has exited. Cheap; meant for SIGCHLD in a long run."""
         for pid in self._orphans():
@@ -248,8 +264,7 @@ class WorkerGroup:
             if self._loop.time() >= deadline:
                 logger.error("processes that workers left behind do not die after SIGKILL: %s", orphans)
                 break
-        for worker in self._workers:
-            worker.reap()
+        self.reap()
 
     def _orphans(self) -> list[int]:
         """Our children that a worker of this group started, in whichever session they are now."""

@@ -249,6 +249,22 @@ def test_children_of_a_worker_that_ended_by_itself_are_gone_after_stop() -> None
 
 
 @pytest.mark.usefixtures("subreaper")
+def test_what_workers_that_succeeded_left_running_can_be_left_alone_and_ended_later() -> None:
+    async def body(node: Node) -> None:
+        group = node.start(f"{FOREVER} & echo $!; setsid {FOREVER} & echo $!", "exit 0")
+        children = sorted(int(line) for line in await node.lines(2))
+        await node.exited(2)
+        assert group.succeeded
+        assert sorted(group.background()) == children
+        assert not any(gone(pid) for pid in children)
+        await group.stop(signal.SIGKILL, 0)
+        assert all(gone(pid) for pid in children)
+        assert group.background() == []
+
+    with_node(body)
+
+
+@pytest.mark.usefixtures("subreaper")
 def test_a_process_that_is_not_of_the_workers_is_left_alone() -> None:
     bystander = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     finished = subprocess.Popen(["sh", "-c", "exit 9"], start_new_session=True)
@@ -412,7 +428,8 @@ def test_a_worker_stuck_in_the_kernel_is_abandoned(
     async def body(node: Node) -> None:
         group = node.start(FOREVER)
         with monkeypatch.context() as deaf:
-            deaf.setattr(os, "killpg", lambda *_: None)
+            for kill in ("kill", "killpg"):
+                deaf.setattr(os, kill, lambda *_: None)
             assert await asyncio.wait_for(group.stop(grace=0), DEADLINE) == group.pids
         assert node.exits == []
         assert "stuck in the kernel" in caplog.text
