@@ -29,6 +29,9 @@ Fork = Callable[[Sequence[Sequence[str]], Sequence[Mapping[str, str]], "Sequence
 
 # After SIGKILL only the kernel can hold a process (uninterruptible sleep, on a GPU or a dead file server).
 ABANDON_AFTER = 10.0
+# Programs that remove semaphores and shared memory of the processes that they serve, when the last of these has ended.
+TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+TIDYING = 2.0  # seconds for that
 
 _MARK = "OUTLAST_WORKER_GROUP"  # tells our workers' descendants from all other children of this process
 _PR_SET_PDEATHSIG = 1
@@ -76,6 +79,14 @@ class Worker:
         """Signal the worker and every child that stayed in its process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
+
+    def signal(self, signum: int) -> None:
+        """Signal the worker and its process group; SIGKILL the worker alone, as the sweep knows whom to spare."""
+        if signum != signal.SIGKILL:
+            self.kill_group(signum)
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signum)
 
     def reap(self) -> None:
         """Collect a worker that has exited, or is about to."""
@@ -154,14 +165,14 @@ class WorkerGroup:
         """Forward a signal to every live worker and the children in its process group."""
         for worker in self._running:
             if not worker.ending or signum == signal.SIGKILL:
-                worker.kill_group(signum)
+                worker.signal(signum)
 
     def end(self, local_rank: int, signum: int) -> None:
         """Tell one worker to end with this signal, also if it is stopped; `stop` is to follow, and asks it no more."""
         worker = self._workers[local_rank]
         if worker.exit_code is None:
             worker.ending = True
-            worker.kill_group(signum)
+            worker.signal(signum)
             worker.kill_group(signal.SIGCONT)  # after it, so that it does nothing else first
 
     async def stop(self, signum: int = signal.SIGTERM, grace: float = 30.0) -> tuple[int, ...]:
@@ -251,11 +262,18 @@ class WorkerGroup:
 
     async def _sweep(self) -> None:
         """Kill and reap what the workers left behind, children first, the workers' own zombies last."""
-        for worker in self._workers:
-            worker.kill_group(signal.SIGKILL)
         deadline = self._loop.time() + ABANDON_AFTER
+        await self._kill_orphans(deadline, spare=True)
+        for pid in self._orphans():  # once all that it serves are gone, it removes what they left, and ends
+            await _gone(pid, TIDYING)
+        await self._kill_orphans(deadline + TIDYING, spare=False)
+        for worker in self._workers:
+            worker.kill_group(signal.SIGKILL)  # where this process is no subreaper, its orphans are not our children
+        self.reap()
+
+    async def _kill_orphans(self, deadline: float, *, spare: bool) -> None:
         # A child of one that we kill is ours a moment later, so this goes down the tree, generation by generation.
-        while orphans := self._orphans():
+        while orphans := [pid for pid in self._orphans() if not (spare and _tidies_up(pid))]:
             for pid in orphans:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -264,7 +282,6 @@ class WorkerGroup:
             if self._loop.time() >= deadline:
                 logger.error("processes that workers left behind do not die after SIGKILL: %s", orphans)
                 break
-        self.reap()
 
     def _orphans(self) -> list[int]:
         """Our children that a worker of this group started, in whichever session they are now."""
@@ -434,6 +451,14 @@ def _parent(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def _tidies_up(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    return any(tidier in command for tidier in TIDIERS)
 
 
 def _descends(pid: int, sessions: set[int], mark: bytes) -> bool:
