@@ -28,7 +28,7 @@ class Rehearsal:
     """A job, and nodes that say what they are told to say, and hear all that is said to them."""
 
     def __init__(self, **rules: Any) -> None:
-        given = {"min_nodes": 1, "max_nodes": 2, "last_call": 3.0, "node_timeout": 3.0, "infra_ranks": False}
+        given = {"min_nodes": 1, "max_nodes": 2, "use_infra_group_rank": False, "planned_change_timeout": 0.0}
         self.rules = Rules(job="j", entrypoint="train.py", **{**given, **rules})
         self.job = Job(self.rules, now=0.0, term=Term(1, "a"), run="r")
         self.reports: dict[str, Report] = {}

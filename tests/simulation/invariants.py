@@ -157,7 +157,7 @@ class Witness:
     def _check_order(
         self, before: Generation, roster: dict[str, Assignment], size: int, infra: dict[str, int | None]
     ) -> None:
-        if self.rules.infra_ranks and any(infra[n] is not None for n in roster):
+        if self.rules.use_infra_group_rank and any(infra[n] is not None for n in roster):
             in_order = sorted(roster, key=lambda n: roster[n].group_rank)
             given = [(infra[n] is None, infra[n] or 0) for n in in_order]
             if given != sorted(given):

@@ -214,7 +214,7 @@ class Simulation:
         self.rules = rules = self.schedule.rules
         self.saved = 0  # changes before which all ranks had saved
         if checks:
-            self.rules = rules = replace(rules, network_check=True, node_check_timeout=rules.node_timeout)
+            self.rules = rules = replace(rules, network_check=True, node_check_timeout=max(1.0, rules.node_timeout))
         self._luck = Random(seed)  # of checks alone: whatever else a seed means stays
         self.t = 0.0
         self.events = 0
@@ -338,7 +338,7 @@ class Simulation:
             if self._struck and self.schedule.kind == "kills":
                 raise Violation("a killed coordinator restarts nobody", f"generation {job.generation} is formed")
             self._witness.formed(job, base, len(c.core.connections), self._infra)
-        elif starts and job.generation != base and self.rules.tie_break:
+        elif starts and job.generation != base and self.rules.tie_break == "survivor":
             # Each of two may have gone on alone, one after the other, and neither knows the other's number: the price
             # of the tie-break. What follows is two histories, and nothing here can judge it.
             self._settled = True

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import asdict
+
+from outlast.settings.settings import JobSettings
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job was asked to be. The same for its whole life, whoever coordinates it."""
+class Rules(JobSettings, frozen=True, kw_only=True):
+    """What the job was asked to be, whoever coordinates it: its settings, with their defaults, and its command line.
+
+    >>> Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=2).node_timeout
+    3.0
+    """
 
     job: str
     entrypoint: str
     min_nodes: int
     max_nodes: int
-    node_unit: int = 1
     max_restarts: int = 0
-    infra_ranks: bool = True
-    last_call: float = 3.0
-    pend_timeout: float = 600.0
-    empty_timeout: float = 10.0
-    node_timeout: float = 3.0
-    restart_grace: float = 0.05
-    tie_break: bool = False  # of two nodes, one alone may go on, whichever it is
-    failover: bool = False  # causes and history decide, not `max_restarts` alone
-    crash_loop: int = 0  # so often the same failure without progress ends the job; 0: never
-    exclude_for: float = 1800.0  # seconds that a node is left out
-    eviction_limit: int = 3  # nodes left out in an hour
-    straggler: str = "warn"  # what is done about ranks that are slower than the others: "warn", "exclude", "off"
-    straggler_factor: float = 1.2
-    safety_factor: float = 5.0  # of calibrated time-outs
-    planned_change_timeout: float = 0.0  # seconds that a planned change waits for all ranks to save; 0: it does not
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
-    network_check: bool = False  # nodes are checked before they are let in
-    check_only: bool = False  # and nothing is run on them
-    exclude_straggler: bool = False
-    slow_node_factor: float = 2.0  # in a check
-    node_check_timeout: float = 60.0
-    comm_perf_test: bool = False
+    check_only: bool = False  # nodes are checked, and nothing is run on them
+
+    @classmethod
+    def of(
+        cls,
+        settings: JobSettings,
+        *,
+        job: str,
+        entrypoint: str,
+        nodes: tuple[int, int],
+        max_restarts: int,
+        alone: bool,
+        check_only: bool,
+    ) -> Rules:
+        """The rules of a job with these settings."""
+        wanted = {name: value for name, value in asdict(settings).items() if name in JobSettings.__struct_fields__}
+        if alone:
+            wanted["empty_timeout"] = 0.0  # nobody else could come
+        if check_only:
+            wanted["network_check"] = True
+        return cls(
+            job=job,
+            entrypoint=entrypoint,
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            max_restarts=max_restarts,
+            alone=alone,
+            check_only=check_only,
+            **wanted,
+        )

@@ -1,7 +1,8 @@
 """Every setting once: its default, bounds and help, and from its name the flag, YAML key and variable.
 
-A setting is a field of `Settings`, and nothing else has to be written: `--ft-node-timeout`,
-`node_timeout:` and `OUTLAST_NODE_TIMEOUT` follow from `node_timeout`.
+A setting is a field of `Settings`, or of `JobSettings` if it is the same for the whole job and the coordinator decides
+by it. Nothing else has to be written: `--ft-node-timeout`, `node_timeout:` and `OUTLAST_NODE_TIMEOUT` follow from
+`node_timeout`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def _about(
     return msgspec.Meta(description=description, extra={"flags": flags, "switch": switch, "off": off, "secret": secret})
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be set beyond torchrun's flags. One object, read once, passed down."""
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that are the job's and not a node's: part of its rules, the same for whoever coordinates it."""
 
     use_infra_group_rank: Annotated[
         bool,
@@ -38,7 +39,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "false: survivors keep their ranks and newcomers fill the gaps."
         ),
     ] = True
-    node_name: Annotated[str, _about("Name of this node in logs and for ordering; empty: the host name.")] = ""
     node_unit: Annotated[
         int,
         msgspec.Meta(ge=1),
@@ -46,9 +46,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     last_call: Annotated[Seconds, _about("Seconds to wait for more nodes once MIN are there.")] = 3.0
     pend_timeout: Annotated[Seconds, _about("Seconds to wait, below MIN nodes, before the job fails.")] = 600.0
-    connect_timeout: Annotated[
-        Seconds, _about("Seconds an agent tries to reach the coordinator before it gives up.")
-    ] = 60.0
     node_timeout: Annotated[
         float,
         msgspec.Meta(ge=0.1, le=1e9),
@@ -60,20 +57,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     empty_timeout: Annotated[
         Seconds, _about("Seconds that a coordinator without a single node waits for one before it ends.")
     ] = 10.0
-    journal: Annotated[
-        str,
-        _about(
-            "File for the coordinator's journal, which is kept; without it, one in the temporary directory, "
-            "removed when the job has ended."
-        ),
-    ] = ""
-    events: Annotated[
-        str,
-        _about(
-            "File to which the coordinator appends one JSON line for each of its decisions, on its own host; "
-            "empty: none."
-        ),
-    ] = ""
     tie_break: Annotated[
         Literal["off", "survivor"],
         _about(
@@ -96,6 +79,95 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             off=0.0,
         ),
     ] = 20.0
+    failover: Annotated[
+        bool,
+        _about(
+            "Let the causes of failures and their history decide what is done about them; "
+            "false: everything is restarted, until --max-restarts."
+        ),
+    ] = True
+    crash_loop: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=10**6),
+        _about("The same failure this many times without a step of progress ends the job; 0: never.", off=0),
+    ] = 10
+    exclude_for: Annotated[
+        Seconds, _about("Seconds that a faulty node is left out before it is tried again; each time for twice as long.")
+    ] = 1800.0
+    eviction_limit: Annotated[
+        int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
+    ] = 3
+    straggler: Annotated[
+        Literal["warn", "exclude", "off"],
+        _about(
+            "What to do about a rank that is slower than the others while training goes on: say so, "
+            "or go on without its node as well, or do not look."
+        ),
+    ] = "warn"
+    straggler_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1.05, le=1000),
+        _about("How much slower than the median a rank has to be, in a section of its own work, to be a straggler."),
+    ] = 1.2
+    safety_factor: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=1e6),
+        _about("Calibrated time-outs are the longest time that any rank has measured, times this."),
+    ] = 5.0
+    network_check: Annotated[
+        bool,
+        _about(
+            "Check nodes before they are let in: product, memory, collectives with a partner; leave out faulty ones.",
+            switch=("--network-check", "true"),
+        ),
+    ] = False
+    exclude_straggler: Annotated[
+        bool,
+        _about(
+            "Leave out nodes that a check finds slow, if MIN nodes are left; else they are only named.",
+            switch=("--exclude-straggler", "true"),
+        ),
+    ] = False
+    slow_node_factor: Annotated[
+        float,
+        msgspec.Meta(gt=1, le=1000),
+        _about("A node is slow that is slower than the median by this factor, in any phase of a check."),
+    ] = 2.0
+    node_check_timeout: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=86400),
+        _about(
+            "Seconds that one round of a check may take on a node, once it has begun.",
+            flags=("--node-check-timeout", "--node_check_timeout"),
+        ),
+    ] = 60.0
+    comm_perf_test: Annotated[
+        bool,
+        _about("Measure collectives of several sizes in checks.", switch=("--comm-perf-test", "true")),
+    ] = False
+
+
+class Settings(JobSettings, frozen=True, kw_only=True):
+    """What can be set beyond torchrun's flags. One object, read once, passed down."""
+
+    node_name: Annotated[str, _about("Name of this node in logs and for ordering; empty: the host name.")] = ""
+    connect_timeout: Annotated[
+        Seconds, _about("Seconds an agent tries to reach the coordinator before it gives up.")
+    ] = 60.0
+    journal: Annotated[
+        str,
+        _about(
+            "File for the coordinator's journal, which is kept; without it, one in the temporary directory, "
+            "removed when the job has ended."
+        ),
+    ] = ""
+    events: Annotated[
+        str,
+        _about(
+            "File to which the coordinator appends one JSON line for each of its decisions, on its own host; "
+            "empty: none."
+        ),
+    ] = ""
     snapshot_linger: Annotated[
         Seconds,
         _about(
@@ -167,11 +239,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rank_out_of_section_timeout: Annotated[
         Seconds, _about("Seconds outside any section after which a rank hangs; 0: not watched.", off=0.0)
     ] = 0.0
-    safety_factor: Annotated[
-        float,
-        msgspec.Meta(ge=1, le=1e6),
-        _about("Calibrated time-outs are the longest time that any rank has measured, times this."),
-    ] = 5.0
     rank_termination_signal: Annotated[
         str,
         _about("What a rank that hangs is ended with; if it lives a second later, with SIGKILL."),
@@ -184,13 +251,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _about("YAML file with signatures of failures of your own, besides those that Outlast knows."),
     ] = ""
-    failover: Annotated[
-        bool,
-        _about(
-            "Let the causes of failures and their history decide what is done about them; "
-            "false: everything is restarted, until --max-restarts."
-        ),
-    ] = True
     failover_rules: Annotated[
         str, _about("YAML file with rules about failures, as `- when: {cause: disk-full}`, `then: abortion`.")
     ] = ""
@@ -204,60 +264,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     extension_timeout: Annotated[
         float, msgspec.Meta(gt=0, le=3600), _about("Seconds that the extension may take to decide.")
     ] = 5.0
-    crash_loop: Annotated[
-        int,
-        msgspec.Meta(ge=0, le=10**6),
-        _about("The same failure this many times without a step of progress ends the job; 0: never.", off=0),
-    ] = 10
-    exclude_for: Annotated[
-        Seconds, _about("Seconds that a faulty node is left out before it is tried again; each time for twice as long.")
-    ] = 1800.0
-    eviction_limit: Annotated[
-        int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
-    ] = 3
-    straggler: Annotated[
-        Literal["warn", "exclude", "off"],
-        _about(
-            "What to do about a rank that is slower than the others while training goes on: say so, "
-            "or go on without its node as well, or do not look."
-        ),
-    ] = "warn"
-    straggler_factor: Annotated[
-        float,
-        msgspec.Meta(ge=1.05, le=1000),
-        _about("How much slower than the median a rank has to be, in a section of its own work, to be a straggler."),
-    ] = 1.2
-    network_check: Annotated[
-        bool,
-        _about(
-            "Check nodes before they are let in: product, memory, collectives with a partner; leave out faulty ones.",
-            switch=("--network-check", "true"),
-        ),
-    ] = False
-    exclude_straggler: Annotated[
-        bool,
-        _about(
-            "Leave out nodes that a check finds slow, if MIN nodes are left; else they are only named.",
-            switch=("--exclude-straggler", "true"),
-        ),
-    ] = False
-    slow_node_factor: Annotated[
-        float,
-        msgspec.Meta(gt=1, le=1000),
-        _about("A node is slow that is slower than the median by this factor, in any phase of a check."),
-    ] = 2.0
-    node_check_timeout: Annotated[
-        float,
-        msgspec.Meta(ge=1, le=86400),
-        _about(
-            "Seconds that one round of a check may take on a node, once it has begun.",
-            flags=("--node-check-timeout", "--node_check_timeout"),
-        ),
-    ] = 60.0
-    comm_perf_test: Annotated[
-        bool,
-        _about("Measure collectives of several sizes in checks.", switch=("--comm-perf-test", "true")),
-    ] = False
     accelerator: Annotated[
         str,
         _about(

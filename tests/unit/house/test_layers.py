@@ -21,7 +21,7 @@ ALLOWED = {
     "log": {"console"},
     "board": set(),
     "diagnosis": {"board"},
-    "protocol": {"diagnosis"},
+    "protocol": {"diagnosis", "settings"},
     "transport": {"launch", "protocol", "system"},
     "events": set(),
     "core": {"protocol", "settings", "diagnosis", "board", "events"},

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.cli import config as command
+from outlast.protocol.rules import Rules
 from outlast.settings.loading import OWN_VARIABLES, load
-from outlast.settings.settings import SETTINGS, Settings, reference
+from outlast.settings.settings import SETTINGS, JobSettings, Settings, reference
 from outlast.settings.values import ports, section_timeouts, spelled
 
 TOKEN = "a-token-of-enough-characters"
@@ -384,3 +386,24 @@ def test_in_yaml_off_is_the_word_and_not_a_switch(yaml_file) -> None:
 def test_a_signal_that_ends_nobody_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^--ft-rank-termination-signal must be a signal that can end a process"):
         load({"--ft-rank-termination-signal": text}, {}, None)
+
+
+def test_the_rules_of_a_job_are_its_settings() -> None:
+    """One source: each setting of the job has one name, one type and one default, and all of them are passed on."""
+    ours = {field.name: (field.type, field.default) for field in msgspec.structs.fields(Settings)}
+    shared = [field for field in msgspec.structs.fields(Rules) if field.name in ours]
+    assert [field.name for field in shared] == list(JobSettings.__struct_fields__)
+    assert all((field.type, field.default) == ours[field.name] for field in shared)
+    settings = Settings(tie_break="survivor", crash_loop=3, token="0123456789abcdef")
+    asked = {"job": "j", "entrypoint": "train.py", "nodes": (1, 2), "max_restarts": 4}
+    rules = Rules.of(settings, **asked, alone=False, check_only=False)
+    assert {name: getattr(rules, name) for name in JobSettings.__struct_fields__} == {
+        name: getattr(settings, name) for name in JobSettings.__struct_fields__
+    }
+    assert (rules.job, rules.min_nodes, rules.max_nodes, rules.max_restarts) == ("j", 1, 2, 4)
+
+
+def test_a_job_that_nobody_else_can_join_does_not_wait_for_others_and_one_that_checks_does_check() -> None:
+    asked = {"job": "j", "entrypoint": "train.py", "nodes": (1, 1), "max_restarts": 0}
+    rules = Rules.of(Settings(), **asked, alone=True, check_only=True)
+    assert (rules.alone, rules.empty_timeout, rules.check_only, rules.network_check) == (True, 0.0, True, True)

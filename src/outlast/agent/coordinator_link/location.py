@@ -169,37 +169,15 @@ class CoordinatorLocation:
         self.hosting.begin(commission, listener)
 
     def _rules(self) -> Rules:
-        launch, settings = self._launch, self._settings
-        return Rules(
+        launch = self._launch
+        return Rules.of(
+            self._settings,
             job=launch.job,
             entrypoint=sendable_path(launch.entrypoint),
-            min_nodes=launch.min_nodes,
-            max_nodes=launch.max_nodes,
-            node_unit=settings.node_unit,
+            nodes=(launch.min_nodes, launch.max_nodes),
             max_restarts=launch.max_restarts,
-            infra_ranks=settings.use_infra_group_rank,
-            last_call=settings.last_call,
-            pend_timeout=settings.pend_timeout,
-            # Nobody else knows the port of a job that chose its own, so nobody else can come.
-            empty_timeout=0.0 if launch.endpoint.port == 0 else settings.empty_timeout,
-            node_timeout=settings.node_timeout,
-            restart_grace=settings.restart_grace,
-            tie_break=settings.tie_break == "survivor",
-            failover=settings.failover,
-            crash_loop=settings.crash_loop,
-            exclude_for=settings.exclude_for,
-            eviction_limit=settings.eviction_limit,
-            straggler=settings.straggler,
-            straggler_factor=settings.straggler_factor,
-            safety_factor=settings.safety_factor,
-            planned_change_timeout=settings.planned_change_timeout,
-            alone=launch.endpoint.port == 0,
-            network_check=settings.network_check or launch.check_only,
+            alone=launch.endpoint.port == 0,  # nobody else knows the port of a job that chose its own
             check_only=launch.check_only,
-            exclude_straggler=settings.exclude_straggler,
-            slow_node_factor=settings.slow_node_factor,
-            node_check_timeout=settings.node_check_timeout,
-            comm_perf_test=settings.comm_perf_test,
         )
 
 

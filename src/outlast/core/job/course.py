@@ -284,7 +284,7 @@ class JobCourse:
         ready = [node.candidate() for node in door.admitted(before.roster).values()]
         names = {name: nodes[name].name for name in before.roster}
         last = last_ranks(before.roster, names, {name: node.name for name, node in nodes.ready.items()})
-        members = line_up(ready, size, last=last, infra=s.rules.infra_ranks)
+        members = line_up(ready, size, last=last, infra=s.rules.use_infra_group_rank)
         number = s.authority.next_generation(s.term.number)
         s.formed += 1
         recovery.charged = recovery.restarts

@@ -131,7 +131,7 @@ class Authority:
         self.electorates = list(electorates)
         self._span = SUPPORT_SHARE * rules.node_timeout
         self._timeout = rules.node_timeout
-        self._tie_break = rules.tie_break
+        self._tie_break = rules.tie_break == "survivor"
         self._began = now
         self._one_is_enough = False  # of two, for now
         self._here: set[str] = set()

@@ -39,7 +39,13 @@ WAITS = Stack(frames=(Frame("all_reduce", C10D, 1), Frame("train", "/home/train.
 SLEEPS = Stack(frames=(Frame("load", "/home/train.py", 81),), state="S", wchan="hrtimer_nanosleep")
 IDLE = Report(seq=0, floor=0, generation=0, state=State.IDLE, clear=True, store_port=7)
 RULES = Rules(
-    job="j", entrypoint="train.py", min_nodes=1, max_nodes=3, infra_ranks=False, max_restarts=3, node_timeout=60.0
+    job="j",
+    entrypoint="train.py",
+    min_nodes=1,
+    max_nodes=3,
+    use_infra_group_rank=False,
+    max_restarts=3,
+    node_timeout=60.0,
 )
 FIRST_RANK = {"a": 0, "b": 2, "c": 4}
 SENTENCE = (

@@ -197,7 +197,7 @@ def test_whatever_happens_meanwhile_is_dealt_with_at_once(here: Rehearsal, how: 
 
 
 def test_without_a_timeout_nothing_is_waited_for() -> None:
-    here = Rehearsal(max_nodes=3, last_call=0.0)
+    here = Rehearsal(max_nodes=3, last_call=0.0, planned_change_timeout=0.0)
     here.join("a")
     here.run("a")
     assert sent(here.join("b", now=2.0), Stop) == ["a"]

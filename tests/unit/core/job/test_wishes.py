@@ -26,7 +26,7 @@ from rehearsal import texts
 
 IDLE = Report(seq=0, floor=0, generation=0, state=State.IDLE, clear=True, store_port=7)
 FAILURE = Failure("b", "b", 1, 0, 77, -9, 0.0, "Hung: …")
-RULES = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=2, infra_ranks=False)
+RULES = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=2, use_infra_group_rank=False)
 
 
 def wish(wanted: Wanted, *, generation: int = 1, rank: int = 1) -> Wish:

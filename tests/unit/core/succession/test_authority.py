@@ -70,13 +70,13 @@ def test_of_two_halves_the_one_with_the_head_goes_on(supporters: str, enough: bo
 
 
 def test_of_two_nodes_one_is_not_enough_unless_the_user_says_so_and_the_other_had_time_to_come() -> None:
-    for tie_break in (False, True):
+    for tie_break in ("off", "survivor"):
         authority = formed("a", "b", tie_break=tie_break)
         authority.renew(100.0)
         authority.supported("b", 101.0)
         assert not authority.acts(101.1)
         authority.supported("b", 125.0)
-        assert authority.acts(125.1) is tie_break
+        assert authority.acts(125.1) is (tie_break == "survivor")
 
 
 def test_a_new_term_has_no_supporters_yet() -> None:
