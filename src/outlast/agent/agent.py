@@ -41,6 +41,7 @@ from outlast.agent.warm_start.zygote_process import startup
 from outlast.board import Action, Request
 from outlast.core.node.commands import (
     Agree,
+    Announce,
     Blame,
     Command,
     Examine,
@@ -51,6 +52,7 @@ from outlast.core.node.commands import (
     Lease,
     Mandate,
     Observe,
+    Respond,
     Retire,
     SetStride,
     Show,
@@ -68,6 +70,7 @@ from outlast.core.node.inputs import (
     Exited,
     Halting,
     Holds,
+    Inquired,
     KeepsUp,
     Leave,
     Measured,
@@ -83,10 +86,9 @@ from outlast.platforms.infrastructure import infra_rank
 from outlast.protocol.failures import Failure
 from outlast.protocol.fields import sendable, sendable_path
 from outlast.protocol.generations import Assignment
-from outlast.protocol.membership import Join, Leaving, Notice, Over, State, Wanted, Welcome, Wish
+from outlast.protocol.membership import Join, Leaving, Over, State, Wanted, Welcome, Wish
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.paces import Pace
-from outlast.protocol.shards import Told
 from outlast.protocol.snapshots import Keeping
 from outlast.protocol.succession import Standing
 from outlast.settings.settings import Settings
@@ -122,7 +124,7 @@ class Agent:
         self._level = logging.INFO if launch.max_nodes > 1 else logging.DEBUG
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._ports = StorePorts(settings.store_ports, launch.store_port)
-        self._node = Node(self._id, store_port=self._ports.promised)
+        self._node = Node(self._id, store_port=self._ports.promised, ranks=launch.nproc)
         self.seat = CoordinatorLocation(
             launch, settings, me=self._id, mandate=self._node.mandate, failed=self._not_hosted
         )
@@ -173,7 +175,7 @@ class Agent:
             disconnected=lambda: self._feed(Disconnected()),
             is_ours=self._node.is_ours,
         )
-        self._desk = WorkerRequests(self._link.send)
+        self._requests = WorkerRequests(lambda visitor, question: self._feed(Inquired(visitor, question)))
 
     def _line_to_other_keepers(self) -> Line | None:
         settings, launch = self._settings, self._launch
@@ -206,7 +208,7 @@ class Agent:
         if self._launch.endpoint.port:  # else nobody else can come, and no lease ends
             self._guard.start()
         threading.Thread(target=sweep, args=(self._keeper.arena,), name="outlast-sweep", daemon=True).start()
-        await self._desk.open()
+        await self._requests.open()
         linking = asyncio.create_task(self._link.run())
         try:
             linking.add_done_callback(self._task_ended)
@@ -223,7 +225,7 @@ class Agent:
             self._finished.reap()
         await self._checker.stop()
         self._unwatch()
-        self._desk.close()
+        self._requests.close()
         if self._extension is not None:
             self._extension.close()  # whoever waits for its answer does so no longer
         if self._tasks:
@@ -276,9 +278,7 @@ class Agent:
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
 
     def _connected(self, standing: Standing) -> None:
-        if self._node.clear:
-            self._feed(Holds(self._keeper.held()))
-        self._feed(Connected(standing))
+        self._feed(Connected(standing, self._keeper.held() if self._node.clear else None))
 
     def _received(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome) and not self._welcomed:
@@ -287,15 +287,7 @@ class Agent:
             log.log(self._level, "joined the job as node %s", self._name)
             if self._zygote is not None and (self._settings.network_check or self._launch.check_only):
                 self._zygote.wake()  # not before: a coordinator that starts here is waited for, and needs the CPU
-        if isinstance(message, Told):
-            self._desk.told(message)
-            return
-        if isinstance(message, Notice):
-            log.warning("%s", message.text)
-            return
         self._feed(Received(message))
-        if isinstance(message, Welcome):
-            self._desk.repeat()
 
     # -- the core
 
@@ -342,6 +334,10 @@ class Agent:
                     self._take_port()
         elif isinstance(command, Show):
             self._link.send(command.seen)
+        elif isinstance(command, Respond):
+            self._requests.respond(command.visitor, command.finding)
+        elif isinstance(command, Announce):
+            log.warning("%s", command.text)
         elif isinstance(command, Blame):
             if self._hangs is not None:
                 self._hangs.named(command.named)
@@ -358,7 +354,8 @@ class Agent:
         elif isinstance(command, Hangup):
             log.log(self._hangups(), "nothing heard from the coordinator: trying to reach it again")
             self._link.hang_up()
-        elif isinstance(command, Exit):
+        else:
+            assert isinstance(command, Exit), command
             self.abandon(self._explained(command.over))
 
     def _explained(self, over: Over) -> Over:
@@ -393,7 +390,7 @@ class Agent:
             assignment=self._node.assignment,
             since=self._place.since,
             keeper=self._keeper.port,
-            hands=self._desk.statement(),
+            hands=self._node.hands,
         )
 
     def _host(self, mandate: Mandate) -> None:
@@ -439,12 +436,11 @@ class Agent:
                     board=watch.address(r),
                     arena=arena,
                     partner=partner,
-                    desk=self._desk.address,
+                    desk=self._requests.address,
                     step_hook=hook,
                 )
                 for r in ranks
             ]
-            self._desk.begin(assignment.generation, assignment.first_rank, launch.nproc)
             streams = self._logs.open(assignment, environments)
             self._group = group = self._workers(assignment.generation, environments, streams)
             self._inquest.begin(assignment, watch, streams)
@@ -494,13 +490,12 @@ class Agent:
             return  # it counts as not started
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
-        if exit_code == 0:
-            self._desk.exited(self._assignment.first_rank + local_rank)
+        finished = self._assignment.first_rank + local_rank if exit_code == 0 else None
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
         if exit_code != 0 and not hung and not self._node.told_to_stop:
             failure = self._judged(self._inquest.failure(local_rank, pid, exit_code))
-        self._feed(Exited(generation, failure))
+        self._feed(Exited(generation, failure, finished=finished))
         if self._group is None or self._group.alive:
             return
         if self._group.succeeded and self._node.state is State.RUNNING and not self._node.told_to_stop:

@@ -10,6 +10,7 @@ name is in the kernel's own space), so nothing is left of it; the name cannot be
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
@@ -19,9 +20,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from outlast.core.data_shards.holdings import Memo
 from outlast.log import Sparing
-from outlast.protocol.shards import Finding, Gone, Hands, Query, ShardQuestion, Told, Unanswerable
+from outlast.protocol.shards import Finding, ShardQuestion, Unanswerable
 
 sparing = Sparing(logging.getLogger("agent"))
 
@@ -31,20 +31,19 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class WorkerRequests:
-    """The agent's side. `send` tells the coordinator, if there is one; what it does not hear is sent again.
+    """The agent's side. `ask` passes a question on, with the number of the visitor that waits for its answer.
 
-    desk = Desk(link.send)
-    await desk.open()
-    desk.address  # for the environment of the workers
+    requests = WorkerRequests(ask)
+    await requests.open()
+    requests.address  # for the environment of the workers
     """
 
-    def __init__(self, send: Callable[[Query], None]) -> None:
+    def __init__(self, ask: Callable[[int, ShardQuestion], None]) -> None:
         self.address = f"outlast-{secrets.token_hex(16)}"
-        self._send = send
-        self._memo = Memo()
+        self.ask = ask
         self._server: asyncio.Server | None = None
-        self.visitors: set[Visitor] = set()
-        self._waiting: dict[int, Visitor] = {}  # by ticket
+        self._visitors: dict[int, Visitor] = {}
+        self._numbers = itertools.count(1)
 
     async def open(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -54,62 +53,38 @@ class WorkerRequests:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for visitor in list(self.visitors):
+        for visitor in list(self._visitors.values()):
             visitor.abort()
 
-    def begin(self, generation: int, first_rank: int, ranks: int) -> None:
-        """The workers of a new generation are about to start."""
-        self._memo.begin(generation, first_rank, ranks)
-        self._waiting.clear()
+    def came(self, visitor: Visitor) -> int:
+        """The number of a new visitor."""
+        number = next(self._numbers)
+        self._visitors[number] = visitor
+        return number
 
-    def ask(self, visitor: Visitor, inquiry: ShardQuestion) -> None:
-        if inquiry.generation != self._memo.generation or inquiry.rank not in self._memo.ranks:
-            visitor.answer(Unanswerable(f"this is no rank of generation {self._memo.generation}"))
-            return
-        query = self._memo.ask(inquiry.rank, inquiry.question)
-        visitor.ticket = query.ticket
-        self._waiting[query.ticket] = visitor
-        self._send(query)
-
-    def left(self, visitor: Visitor) -> None:
+    def left(self, number: int) -> None:
         """It waits for no answer any more. That is remembered all the same, for the coordinator has acted on it."""
-        self.visitors.discard(visitor)
-        self._waiting.pop(visitor.ticket, None)
+        self._visitors.pop(number, None)
 
-    def exited(self, rank: int) -> None:
-        """A worker has exited, and has not failed: the others may go on without it."""
-        if self._memo.asked:
-            self._send(self._memo.ask(rank, Gone()))
-
-    def told(self, told: Told) -> None:
-        """The coordinator has answered."""
-        finding = self._memo.hear(told)
-        if finding is not None and (visitor := self._waiting.pop(told.ticket, None)) is not None:
+    def respond(self, number: int, finding: Finding) -> None:
+        """Tell a visitor the answer, if it is still there."""
+        if (visitor := self._visitors.get(number)) is not None:
             visitor.answer(finding)
-
-    def statement(self) -> Hands | None:
-        """What the coordinator has to know from the first, for `Join`."""
-        return self._memo.statement()
-
-    def repeat(self) -> None:
-        """Another coordinator, or another connection: ask all that has no answer."""
-        for query in self._memo.waiting:
-            self._send(query)
 
 
 class Visitor(asyncio.Protocol):
     """One connection of a worker."""
 
-    def __init__(self, desk: WorkerRequests) -> None:
-        self.ticket = 0
-        self._desk = desk
+    def __init__(self, requests: WorkerRequests) -> None:
+        self._requests = requests
+        self._number = 0
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._desk.visitors.add(self)
+        self._number = self._requests.came(self)
         size = struct.calcsize("3i")
         credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         _, user, _ = struct.unpack("3i", credentials)
@@ -132,10 +107,9 @@ class Visitor(asyncio.Protocol):
             except (msgspec.DecodeError, RecursionError) as error:
                 self.answer(Unanswerable(f"the agent cannot read the question: {error}"))
             else:
-                self._desk.ask(self, inquiry)
+                self._requests.ask(self._number, inquiry)
 
     def answer(self, finding: Finding) -> None:
-        self.ticket = 0
         if self._transport is not None and not self._transport.is_closing():
             payload = _encoder.encode(finding)
             self._transport.write(len(payload).to_bytes(4, "big") + payload)
@@ -145,4 +119,4 @@ class Visitor(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        self._desk.left(self)
+        self._requests.left(self._number)

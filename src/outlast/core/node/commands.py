@@ -9,6 +9,7 @@ from outlast.protocol.generations import Assignment
 from outlast.protocol.hangs import Named, Seen
 from outlast.protocol.membership import Over, Report
 from outlast.protocol.paces import Paces
+from outlast.protocol.shards import Finding, Query
 from outlast.protocol.snapshots import Keeping
 from outlast.protocol.succession import Charter, Term
 
@@ -67,9 +68,22 @@ class Examine(msgspec.Struct, frozen=True):
 
 
 class Show(msgspec.Struct, frozen=True):
-    """Send what was seen."""
+    """Send what was seen, found or asked here."""
 
-    seen: Seen | Paces | Findings
+    seen: Seen | Paces | Findings | Query
+
+
+class Respond(msgspec.Struct, frozen=True):
+    """Tell a worker the answer to what it asked, if it still waits for it."""
+
+    visitor: int
+    finding: Finding
+
+
+class Announce(msgspec.Struct, frozen=True):
+    """Say this in this node's log."""
+
+    text: str
 
 
 class Blame(msgspec.Struct, frozen=True):
@@ -128,6 +142,8 @@ Command = (
     | Observe
     | Examine
     | Show
+    | Respond
+    | Announce
     | Blame
     | HaltWorkers
     | SetStride

@@ -12,6 +12,7 @@ from outlast.protocol.generations import Halted
 from outlast.protocol.membership import Leaving, Wish
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.paces import Pace
+from outlast.protocol.shards import ShardQuestion
 from outlast.protocol.snapshots import Held
 from outlast.protocol.succession import Standing
 
@@ -20,6 +21,7 @@ class Connected(msgspec.Struct, frozen=True):
     """A new connection stands, to the coordinator that said this; what comes on an older one no longer counts."""
 
     standing: Standing
+    held: tuple[Held, ...] | None = None  # the snapshots in this node's memory; None: nobody has looked
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ class Exited(msgspec.Struct, frozen=True):
     generation: int
     failure: Failure | None = None
     patience: float = 0.0  # seconds that the workers are given to end, if that is more than usual
+    finished: int | None = None  # its rank, if it exited with 0 and not because of a hang
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -85,6 +88,13 @@ class Observed(msgspec.Struct, frozen=True):
     generation: int
     number: int
     observations: tuple[Observation, ...]
+
+
+class Inquired(msgspec.Struct, frozen=True):
+    """A worker asks something that only the coordinator knows. `visitor`: whom to tell the answer."""
+
+    visitor: int
+    question: ShardQuestion
 
 
 class Paced(msgspec.Struct, frozen=True):
@@ -135,6 +145,7 @@ Event = (
     | Measured
     | Late
     | Observed
+    | Inquired
     | Paced
     | Halting
     | Holds

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outlast.core.data_shards.holdings import Memo
 from outlast.core.membership.liveness import BEATS
 from outlast.core.node.commands import (
     Agree,
+    Announce,
     Blame,
     Command,
     Examine,
@@ -25,6 +27,7 @@ from outlast.core.node.commands import (
     Lease,
     Mandate,
     Observe,
+    Respond,
     Retire,
     SetStride,
     Show,
@@ -43,6 +46,7 @@ from outlast.core.node.inputs import (
     Exited,
     Halting,
     Holds,
+    Inquired,
     KeepsUp,
     Late,
     Leave,
@@ -58,9 +62,10 @@ from outlast.protocol.checks import Probe
 from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Assignment, Halt, Halted, Start, Stop
 from outlast.protocol.hangs import Agreed, Look, Measure, Measures, Named, Overdue, Seen
-from outlast.protocol.membership import Ack, Leaving, Over, Refuse, Report, State, Wanted, Welcome, Wish
+from outlast.protocol.membership import Ack, Leaving, Notice, Over, Refuse, Report, State, Wanted, Welcome, Wish
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.paces import Paces
+from outlast.protocol.shards import Gone, Hands, Query, Told, Unanswerable
 from outlast.protocol.snapshots import Held, Keeping, Stride
 from outlast.protocol.succession import Charter, Standing, Successor, Term
 
@@ -76,8 +81,9 @@ class Node:
     True
     """
 
-    def __init__(self, me: str, store_port: int = 0) -> None:
+    def __init__(self, me: str, store_port: int = 0, *, ranks: int = 1) -> None:
         self.me = me
+        self._ranks = ranks  # how many of them each generation has here
         self.store_port = store_port
         self.term = Term()
         self.charter: Charter | None = None
@@ -100,6 +106,8 @@ class Node:
         self._overdue_until = float("-inf")
         self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
+        self._memo = Memo()  # what workers asked, and were told
+        self._visitors: dict[int, int] = {}  # who waits for an answer, by ticket
         self._keeping = Keeping()
         self._stride = 1
         self._held: tuple[Held, ...] = ()
@@ -131,6 +139,11 @@ class Node:
     def obeyed(self) -> float:
         """When a coordinator last answered in a way that counts."""
         return self._obeyed
+
+    @property
+    def hands(self) -> Hands | None:
+        """The shards that its ranks have and have done, for `Join`."""
+        return self._memo.statement()
 
     @property
     def connected(self) -> bool:
@@ -207,6 +220,8 @@ class Node:
             self._acked, self._echoed, self._look = 0, False, 0
             self._heard_at = now
             self._sent_at.clear()
+            if self.clear and event.held is not None:
+                self._held = event.held
             self._held_since = self._seq + 1 if self._held else 0
             self._tell(now, first=True)
         elif isinstance(event, Disconnected):
@@ -232,6 +247,8 @@ class Node:
         elif isinstance(event, Observed):
             if event.number == self._look and self._runs(event.generation):
                 self._out.append(Show(Seen(event.generation, event.number, event.observations)))
+        elif isinstance(event, Inquired):
+            self._inquired(event)
         elif isinstance(event, Paced):
             if self._connected and self._runs(event.generation):
                 self._out.append(Show(Paces(event.generation, event.paces)))
@@ -267,6 +284,12 @@ class Node:
         elif isinstance(message, Welcome):
             self._welcome = message
             self._beat_at = now + message.heartbeat
+            for query in self._memo.waiting:  # this coordinator has not been asked, or not on this connection
+                self._out.append(Show(query))
+        elif isinstance(message, Told):
+            self._told(message)
+        elif isinstance(message, Notice):
+            self._out.append(Announce(message.text))
         elif isinstance(message, Charter):
             self._adopt(message)
         elif isinstance(message, Start):
@@ -345,6 +368,8 @@ class Node:
         self._failures, self._patience_with_workers = [], 0.0
         self._overdue_until = float("-inf")
         self._halted = None
+        self._memo.begin(generation, assignment.first_rank, self._ranks)
+        self._visitors.clear()
         self._out.append(StartWorkers(assignment, self._keeping))
         self._tell(now)
 
@@ -356,7 +381,28 @@ class Node:
         if not repeated:  # the coordinator repeats it in answer to a report: another report would have no end
             self._tell(now)
 
+    def _inquired(self, event: Inquired) -> None:
+        memo, asked = self._memo, event.question
+        if asked.generation != memo.generation or asked.rank not in memo.ranks:
+            unknown = Unanswerable(f"this is no rank of generation {memo.generation}")
+            self._out.append(Respond(event.visitor, unknown))
+            return
+        query = memo.ask(asked.rank, asked.question)
+        self._visitors[query.ticket] = event.visitor
+        self._ask(query)
+
+    def _ask(self, query: Query) -> None:
+        if self._connected:
+            self._out.append(Show(query))
+
+    def _told(self, told: Told) -> None:
+        finding = self._memo.hear(told)
+        if finding is not None and told.ticket in self._visitors:
+            self._out.append(Respond(self._visitors.pop(told.ticket), finding))
+
     def _worker_exited(self, event: Exited, now: float) -> None:
+        if event.finished is not None and event.generation == self._memo.generation and self._memo.asked:
+            self._ask(self._memo.ask(event.finished, Gone()))  # the others may go on without it
         if event.generation != self.generation or self.clear:
             return
         if self.told_to_stop:

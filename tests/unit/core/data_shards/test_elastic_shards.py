@@ -17,7 +17,14 @@ from outlast.core.data_shards.dealer import Dealer
 from outlast.core.data_shards.holdings import Memo
 from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Queried
+from outlast.core.node.commands import Respond, Show
+from outlast.core.node.inputs import Connected, Event, Inquired, Received
+from outlast.core.node.node import Node
 from outlast.data import shards as module
+from outlast.protocol.generations import Assignment, Start
+from outlast.protocol.membership import Welcome
+from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.rules import Rules
 from outlast.protocol.shards import (
     Deck,
     DeckProgress,
@@ -33,6 +40,7 @@ from outlast.protocol.shards import (
     Taken,
     Told,
 )
+from outlast.protocol.succession import Charter, Standing, Term
 from outlast.worker.requests import RequestClient as Client
 from rehearsal import Rehearsal, two_running
 
@@ -152,16 +160,28 @@ def test_several_ranks_need_the_launcher(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Wire:
-    """An agent's desk with a coordinator behind it that hears questions when the test wants it to."""
+    """An agent with a coordinator behind it that hears questions when the test wants it to."""
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = 3) -> None:
         self.sent: list[Query] = []
         self.news = asyncio.Event()
-        self.desk = WorkerRequests(self._send)
+        self.desk = WorkerRequests(lambda visitor, question: self.feed(Inquired(visitor, question)))
+        self.node = Node("a", ranks=2)
+        self.feed(Connected(Standing(Term(1, "a"), True)))
+        self.hear(Welcome(heartbeat=60.0, lease=180.0, restart_grace=0.0))
+        place = Assignment(generation, 0, 1, 4, 6, 4, 6, "a", 1, 0)
+        self.hear(Start(place, 1, Charter("r", Rules(job="j", entrypoint="e", min_nodes=1, max_nodes=1)), ack=1))
 
-    def _send(self, query: Query) -> None:
-        self.sent.append(query)
-        self.news.set()
+    def hear(self, message: FromCoordinator) -> None:
+        self.feed(Received(message))
+
+    def feed(self, event: Event) -> None:
+        for command in self.node.handle(event, now=1.0):
+            if isinstance(command, Respond):
+                self.desk.respond(command.visitor, command.finding)
+            elif isinstance(command, Show) and isinstance(command.seen, Query):
+                self.sent.append(command.seen)
+                self.news.set()
 
     async def next(self) -> Query:
         while not self.sent:
@@ -177,14 +197,13 @@ def test_a_worker_asks_through_its_agent_and_the_question_outlives_a_coordinator
     async def story() -> None:
         wire = Wire()
         await wire.desk.open()
-        wire.desk.begin(3, first_rank=4, ranks=2)
         answer = asyncio.ensure_future(asyncio.to_thread(wire.client().ask, Take("train", 1, 0)))
         asked = await wire.next()
         assert (asked.generation, asked.rank, asked.question) == (3, 4, Take("train", 1, 0))
-        wire.desk.repeat()  # another coordinator has come
+        wire.hear(Welcome(heartbeat=60.0, lease=180.0, restart_grace=0.0))  # another coordinator has come
         assert await wire.next() == asked
-        wire.desk.told(Told(2, asked.ticket, Taken(8)))  # of an old generation
-        wire.desk.told(Told(3, asked.ticket, Taken(7)))
+        wire.hear(Told(2, asked.ticket, Taken(8)))  # of an old generation
+        wire.hear(Told(3, asked.ticket, Taken(7)))
         assert await asyncio.wait_for(answer, 60) == Taken(7)
         wire.desk.close()
 
@@ -193,9 +212,8 @@ def test_a_worker_asks_through_its_agent_and_the_question_outlives_a_coordinator
 
 def test_a_worker_of_another_generation_gets_nothing() -> None:
     async def story() -> None:
-        wire = Wire()
+        wire = Wire(generation=4)
         await wire.desk.open()
-        wire.desk.begin(4, first_rank=4, ranks=2)
         with pytest.raises(RuntimeError, match="no rank of generation 4"):
             await asyncio.to_thread(wire.client().ask, Take("train", 1, 0))
         assert not wire.sent
@@ -208,7 +226,6 @@ def test_what_cannot_be_read_is_answered_and_goes_no_further() -> None:
     async def story() -> None:
         wire = Wire()
         await wire.desk.open()
-        wire.desk.begin(3, first_rank=4, ranks=2)
         reader, writer = await asyncio.open_unix_connection(f"\0{wire.desk.address}")
         bad = msgspec.msgpack.encode(ShardQuestion(3, 4, OpenDeck(Deck("train", 0, 0, 0), 1, DeckProgress())))
         writer.write(len(bad).to_bytes(4, "big") + bad)
@@ -228,7 +245,6 @@ def test_an_answer_is_remembered_also_when_nobody_waits_for_it_any_more(monkeypa
     async def story() -> None:
         wire = Wire()
         await wire.desk.open()
-        wire.desk.begin(3, first_rank=4, ranks=2)
         _, writer = await asyncio.open_unix_connection(f"\0{wire.desk.address}")
         asked = []
         for question in (OpenDeck(DECK, 1, DeckProgress()), Take("train", 1, 0)):
@@ -240,8 +256,8 @@ def test_an_answer_is_remembered_also_when_nobody_waits_for_it_any_more(monkeypa
         writer.close()
         await asyncio.wait_for(gone.wait(), 60)
         for query, finding in zip(asked, (Marked(), Taken(7)), strict=True):
-            wire.desk.told(Told(3, query.ticket, finding))
-        statement = wire.desk.statement()
+            wire.hear(Told(3, query.ticket, finding))
+        statement = wire.node.hands
         assert statement is not None
         assert statement.hands[0].held == {4: 7}
         wire.desk.close()
