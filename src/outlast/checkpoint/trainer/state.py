@@ -344,8 +344,8 @@ def _is_expanded(value: Any) -> bool:
 def _like(live: Any, loaded: Any) -> Any:
     """What was loaded, with the kinds of dictionaries that were there: a checkpoint knows of dictionaries only.
 
-    >>> _like({"a": OrderedDict()}, {"a": {"b": 1}, "c": {}})
-    {'a': OrderedDict({'b': 1}), 'c': {}}
+    >>> _like({"a": Counter()}, {"a": {"b": 1}, "c": {}})
+    {'a': Counter({'b': 1}), 'c': {}}
     """
     if type(loaded) is list and isinstance(live, list):
         return [_like(one, other) for one, other in zip_longest(live[: len(loaded)], loaded)]
