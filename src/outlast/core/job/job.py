@@ -384,7 +384,8 @@ class Job:
         goes = s.rules.straggler == "exclude" and runs and not recovery.evictions.is_out(home.place)
         if not goes or not s.authority.acts(now):
             return
-        if stays := recovery.evictions.stays(home.name, len(current.roster) + len(s.nodes.ready) - 1, now):
+        spares = s.admissions.gate.admitted(s.nodes.ready, current.roster)  # one that is to be checked may not pass
+        if stays := recovery.evictions.stays(home.name, len(current.roster) + len(spares) - 1, now):
             s.out.publish(NodeKept(generation=current.number, node=home.name, because=stays, why=slower))
             return
         excluded = recovery.exclude(home, slower, current.number, now)

@@ -8,8 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from outlast.core.job.commands import Command, Send
-from outlast.core.job.inputs import Found, Lost
+from outlast.core.job.inputs import Found, Lost, Straggled
 from outlast.core.job.phase import Phase
+from outlast.core.stragglers.stragglers import Straggler
 from outlast.core.tick import Tick
 from outlast.events.events import NodeExcluded
 from outlast.protocol.checks import Findings, Probe
@@ -88,6 +89,14 @@ def test_a_probe_that_was_not_heard_is_said_again() -> None:
     here.join("b")
     here.beat("a", now=0.5)
     assert sent(here.say("a", now=0.6), Probe) == ["a"]
+
+
+def test_a_spare_that_was_not_checked_does_not_replace_a_straggler() -> None:
+    here = running("a", "b", min_nodes=2, straggler="exclude")
+    here.join("c", now=4.0)
+    lasts = Straggler(1, (1,), "forward", 1.8, 410, lasts=True)
+    assert "node b stays, for without it there are fewer than 2" in notes(here.handle(Straggled("b", lasts), 4.1))
+    assert here.job.phase is Phase.RUNNING
 
 
 def test_a_faulty_node_is_left_out_and_a_spare_takes_its_place() -> None:
