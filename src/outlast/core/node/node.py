@@ -57,6 +57,7 @@ from outlast.core.node.inputs import (
     Received,
     Wished,
 )
+from outlast.core.recovery.failures import worth_telling
 from outlast.core.succession.authority import PROMISE_SHARE
 from outlast.protocol.checks import Probe
 from outlast.protocol.failures import Failure
@@ -565,7 +566,6 @@ class Node:
             oldest = now - self._welcome.lease
             for seq in [s for s, at in self._sent_at.items() if at < oldest]:
                 del self._sent_at[seq]  # its Ack would renew nothing
-        failures = tuple(self._failures)
         report = Report(
             seq=self._seq,
             floor=self._floor,
@@ -574,7 +574,7 @@ class Node:
             clear=self.clear,
             store_port=self.store_port,
             leaving=self._leaving,
-            failures=failures,
+            failures=worth_telling(self._failures),
             acked=self._acked,
             known=self.charter.known if self.charter is not None else (0, 0, 0),
             wish=self._wish,

@@ -10,6 +10,7 @@ from outlast.events.reasons import FailedRank
 from outlast.protocol.failures import Failure
 
 KEPT = 16  # of one generation, the first ones
+WHOLE = 2  # of one node's, that are told with all that they said
 SHORT = 2000  # characters of a failure that followed another
 
 
@@ -24,6 +25,16 @@ def merged(known: Iterable[Failure], told: Iterable[Failure]) -> list[Failure]:
     if failures and failures[0].hung:
         failures.sort(key=lambda failure: not failure.culprit)  # it must not be the one that is cut off
     return failures[:KEPT]
+
+
+def worth_telling(failures: Sequence[Failure]) -> tuple[Failure, ...]:
+    """Of one node's failures, what its report says: as many as are kept, and the first ones with all their text.
+
+    A report has to fit into one message however many workers the node has, and whatever they say.
+    """
+    kept = merged((), failures)
+    in_short = (replace(each, message=each.message[:SHORT], error="") for each in kept[WHOLE:])
+    return (*kept[:WHOLE], *in_short)
 
 
 def root_first(failures: Sequence[Failure]) -> list[Failure]:

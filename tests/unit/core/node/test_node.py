@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from outlast.agent.output.summary import ERROR_LIMIT
 from outlast.core.node.commands import (
     Command,
     Exit,
@@ -22,11 +24,12 @@ from outlast.core.node.inputs import Cleared, Connected, Disconnected, Exited, L
 from outlast.core.node.node import Node
 from outlast.core.succession.authority import PROMISE_SHARE
 from outlast.core.tick import Tick
-from outlast.protocol.failures import Failure
+from outlast.protocol.failures import Account, Failure
 from outlast.protocol.generations import Assignment, Start, Stop
 from outlast.protocol.membership import Ack, Leaving, Over, Refuse, Report, State, Welcome
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Ballot, Charter, Standing, Successor, Term
+from outlast.transport.wire import MAX_FRAME
 
 LEASE = 3.0
 RULES = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=3)
@@ -401,3 +404,15 @@ def test_it_looks_for_a_coordinator_where_another_has_heard_that_one_may_be(runn
     elsewhere = Successor("z", "z", "host9", 9)
     running.handle(Received(Welcome(1.0, LEASE, 0.5, (elsewhere,))), 0.2)
     assert running.successors == (elsewhere,)
+
+
+def test_a_report_fits_into_a_message_however_many_workers_fail(running: Node) -> None:
+    text = "x" * ERROR_LIMIT
+    for rank in range(350):
+        account = Account("RuntimeError", said="x" * 256, log="x" * 4096, kernel=("x" * 1024,) * 8)
+        failed = Failure("a", "a", rank, rank, rank + 1, 1, 0.0, text, error=text, account=account)
+        running.handle(Exited(1, failed), 0.2)
+    report = told(running.handle(Cleared(1), 0.3))
+    assert len(msgspec.msgpack.encode(report)) < MAX_FRAME
+    assert [each.rank for each in report.failures] == list(range(16))
+    assert report.failures[0].error == text
