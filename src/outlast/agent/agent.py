@@ -295,13 +295,21 @@ class Agent:
         if self._done.done():
             return
         for command in self._node.handle(event, now()):
-            self._carry_out(command)
+            self._attempt(command)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         deadline = self._node.deadline()
         if deadline is not None and not self._done.done():
             self._timer = self._loop.call_later(deadline - now(), self._tick, deadline)
+
+    def _attempt(self, command: Command) -> None:
+        try:
+            self._carry_out(command)
+        except Exception as error:  # the rest is carried out: workers may have to be stopped
+            log.exception("could not carry out %s", type(command).__name__)
+            if not self._done.done():
+                self._done.set_exception(error)  # and this agent ends: what it does no longer follows its decisions
 
     def _tick(self, due: float) -> None:
         if self._watch is not None and now() - due > HELD_UP:

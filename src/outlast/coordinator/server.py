@@ -258,10 +258,27 @@ class Server:
 
     def _carry_out(self, commands: list[Command[Peer]]) -> None:
         for command in commands:
+            if isinstance(command, JournalEntry):
+                self._write_down(command)
+            elif isinstance(command, Remember):
+                self._remember(command)
+            else:
+                self._attempt(command)
+        if not self.core.connections:
+            self._empty.set()
+        if self.core.outcome is not None and not self._over.done():
+            self._over.set_result(self.core.outcome)
+        self._arm()
+
+    def _remember(self, command: Remember) -> None:
+        if self._journal is not None:
+            self._journal.remember(command.memory)
+
+    def _attempt(self, command: Write[Peer] | Close[Peer] | Break[Peer] | Publish | Reply) -> None:
+        """Do what concerns one node, or people: where it fails, the other nodes must not go without the rest."""
+        try:
             if isinstance(command, Write):
                 command.connection.send(command.message)
-            elif isinstance(command, JournalEntry):
-                self._write_down(command)
             elif isinstance(command, Close):
                 command.connection.close()
             elif isinstance(command, Break):
@@ -269,23 +286,12 @@ class Server:
                     command.connection.refuse(command.why)
                 else:
                     command.connection.abort()
+            elif isinstance(command, Publish):
+                self._publish(command.event)
             else:
-                self._tell(command)
-        if not self.core.connections:
-            self._empty.set()
-        if self.core.outcome is not None and not self._over.done():
-            self._over.set_result(self.core.outcome)
-        self._arm()
-
-    def _tell(self, command: Publish | Remember | Reply) -> None:
-        """Let others than the nodes know: files, people, plug-ins."""
-        if isinstance(command, Publish):
-            self._publish(command.event)
-        elif isinstance(command, Remember):
-            if self._journal is not None:
-                self._journal.remember(command.memory)
-        else:
-            log.info("%s", command.answer.text)
+                log.info("%s", command.answer.text)
+        except Exception:
+            log.exception("could not carry out %s", type(command).__name__)
 
     def _publish(self, event: JobEvent) -> None:
         level = logging.getLevelName(level_of(event).value.upper())

@@ -101,6 +101,30 @@ def test_a_refused_node_hears_why_before_its_connection_ends() -> None:
     assert "'another'" in asyncio.run(refused())
 
 
+def test_a_command_that_fails_does_not_take_the_others_with_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no room for it")
+
+    async def refused() -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(Server(rules(), TOKEN).serve(listener))
+        client = Client()
+        try:
+            await client.join(listener.getsockname(), job="another")
+            return (await client.hear(Refuse)).reason
+        finally:
+            client.close()
+            serving.cancel()
+            await asyncio.wait({serving})
+
+    monkeypatch.setattr(Server, "_publish", fails)
+    assert "'another'" in asyncio.run(refused())
+    assert "could not carry out Publish" in caplog.text
+    assert "no room for it" in caplog.text
+
+
 def test_a_coordinator_that_was_held_up_does_not_take_its_own_deafness_for_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
