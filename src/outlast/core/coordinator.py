@@ -17,6 +17,7 @@ from outlast.core.job.commands import Command as Decision
 from outlast.core.job.commands import Drop, Publish, Remember, Reply, Send
 from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
 from outlast.core.job.job import Job
+from outlast.core.job.view import JobView
 from outlast.core.membership.liveness import ORPHANS, Liveness
 from outlast.core.stragglers.stragglers import Stragglers
 from outlast.core.succession.authority import Memory
@@ -94,6 +95,7 @@ class Coordinator(Generic[Connection]):
         self._stragglers = Stragglers(rules.straggler_factor)
         self._current: dict[str, Connection] = {}
         self._nodes: dict[Connection, str] = {}  # who joined on it, also on those that no longer count
+        self._paces: dict[str, Paces] = {}  # how the ranks of each node got on when they last told
         self._out: list[Command[Connection]] = []
 
     @property
@@ -113,6 +115,10 @@ class Coordinator(Generic[Connection]):
     def standing(self, now: float) -> Standing:
         """The first word on every connection."""
         return self.job.standing(now)
+
+    def view(self, now: float) -> JobView:
+        """What is going on, for whoever watches."""
+        return self.job.view(now, self._paces)
 
     def deadline(self) -> float | None:
         """When `tick` is due, if nothing else happens before."""
@@ -185,6 +191,7 @@ class Coordinator(Generic[Connection]):
         elif isinstance(message, Seen):
             self._feed(Saw(node, message), now)
         elif isinstance(message, Paces):
+            self._paces[node] = message
             # Beside the job's decisions, as silence is: of all the figures, they and the journal need the outcome only.
             for who, found in self._stragglers.hear(node, message):
                 self._feed(Straggled(who, found), now)
@@ -220,4 +227,5 @@ class Coordinator(Generic[Connection]):
 
     def _forget(self, node: str) -> Connection | None:
         self._liveness.forget(node)
+        self._paces.pop(node, None)
         return self._current.pop(node, None)

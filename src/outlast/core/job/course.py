@@ -217,7 +217,7 @@ class JobCourse:
         s = self._state
         current, recovery = s.current, s.recovery
         failures = current.failures = root_first(current.failures)
-        failed = facts_of(failures[0])
+        failed = s.last_fault = facts_of(failures[0])
         s.out.publish(WorkerFailed(generation=current.number, failure=failed, followers=len(failures) - 1))
         if spent := recovery.spent(failures):
             self.end(False, Ending.FAILED, spent, now)
@@ -304,6 +304,7 @@ class JobCourse:
             node.sent = number
             del nodes.ready[name]
             self._replies.start(name, node, now)
+        newest = s.snapshots.newest
         s.out.publish(
             GenerationFormed(
                 generation=number,
@@ -311,7 +312,7 @@ class JobCourse:
                 ranks=s.current.world_size,
                 spares=len(nodes.ready),
                 restarts=recovery.restarts,
-                restore_step=s.snapshots.newest_step,
+                restore_step=newest.step if newest is not None else None,
             )
         )
 
@@ -359,7 +360,7 @@ class JobCourse:
         s = self._state
         if s.phase is Phase.OVER:
             return
-        s.phase = Phase.OVER
+        s.phase, s.ending = Phase.OVER, ending
         failures = () if success else shortened(s.current.failures)
         s.out.publish(
             JobOver(

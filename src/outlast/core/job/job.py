@@ -18,6 +18,8 @@ generation, which are linear in its nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from outlast.core.job.commands import Command, Reply
 from outlast.core.job.course import JobCourse
 from outlast.core.job.generation import Generation
@@ -26,6 +28,7 @@ from outlast.core.job.phase import Phase
 from outlast.core.job.replies import Replies
 from outlast.core.job.reports import Reports
 from outlast.core.job.state import JobState
+from outlast.core.job.view import JobView, view_of
 from outlast.core.membership.admission import unanswerable
 from outlast.core.membership.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.membership.member import Member
@@ -55,6 +58,7 @@ from outlast.protocol.membership import (
     Refuse,
     Welcome,
 )
+from outlast.protocol.paces import Paces
 from outlast.protocol.requests import Answer, Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.snapshots import Stride
@@ -156,6 +160,10 @@ class Job:
     def standing(self, now: float) -> Standing:
         """What this coordinator says to anybody who knocks."""
         return self._state.succession.standing(now)
+
+    def view(self, now: float, paces: Mapping[str, Paces] | None = None) -> JobView:
+        """What is going on, for whoever watches. `paces`: how the ranks of each node got on when they last told."""
+        return view_of(self._state, now, paces)
 
     def deadline(self) -> float | None:
         """When `Tick` is due, if nothing else happens before."""

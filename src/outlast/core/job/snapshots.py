@@ -45,9 +45,9 @@ class Snapshots:
         self._partners: dict[str, Holder] = {}
 
     @property
-    def newest_step(self) -> int | None:
-        """The step of the newest snapshot that the members of the newest generation can go on from."""
-        return self._offered[0].step if self._offered else None
+    def newest(self) -> Snapshot | None:
+        """The newest snapshot that the members of the newest generation can go on from."""
+        return self._offered[0] if self._offered else None
 
     def told(self, node: str, held: tuple[Held, ...] | None) -> bool:
         """A node says what it has, or nothing new (None). Returns whether it is news."""

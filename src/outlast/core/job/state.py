@@ -13,6 +13,8 @@ from outlast.core.membership.attendance import Attendance
 from outlast.core.recovery.recovery import Recovery
 from outlast.core.succession.authority import Authority, Memory
 from outlast.core.succession.succession import Succession
+from outlast.events.events import Ending
+from outlast.events.reasons import FailedRank
 from outlast.protocol.membership import (
     Over,
 )
@@ -29,6 +31,8 @@ class JobState:
         self.rules = rules
         self.phase = Phase.FORMING
         self.outcome: Over | None = None
+        self.ending: Ending | None = None
+        self.last_fault: FailedRank | None = None
         self.idle = False  # the last event changed nothing that decisions depend on
         self.began = now
         self.formed = 0  # how many generations there were

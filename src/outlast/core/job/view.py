@@ -1,0 +1,144 @@
+"""The read model: what is going on in a job, as plain data for whoever watches. Reading it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from outlast.core.job.state import JobState
+from outlast.core.membership.member import Member
+from outlast.events.events import Ending
+from outlast.events.reasons import ChangeReason, EndReason, FailedRank
+from outlast.protocol.generations import Assignment
+from outlast.protocol.paces import Pace, Paces
+
+
+class RankView(msgspec.Struct, frozen=True):
+    """How one rank gets on."""
+
+    rank: int
+    step: int | None = None  # the last one that it made; None: nobody has told
+    seconds: float | None = None  # that a step takes
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    """One node: a member of the newest generation, a spare, or one that is here and not used."""
+
+    node: str  # unique to one life of its agent
+    name: str
+    state: str  # of its workers, as its agent last told
+    workers: int
+    connected: bool
+    member: bool
+    ready: bool  # for the next generation
+    leaving: bool = False
+    group_rank: int | None = None
+    ranks: tuple[RankView, ...] = ()
+
+
+class ExclusionView(msgspec.Struct, frozen=True):
+    """A place that is not used."""
+
+    why: str
+    seconds: float | None  # that are left; None: for the rest of the job
+
+
+class SnapshotView(msgspec.Struct, frozen=True):
+    """The newest snapshot that was whole in the memory of the nodes when the newest generation was formed."""
+
+    step: int
+    saved_at: float  # wall-clock
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """A job at one moment."""
+
+    job: str
+    run: str
+    term: int
+    phase: str
+    generation: int
+    acting: bool  # whether this coordinator may decide now
+    seconds: float  # since this coordinator began
+    least: int
+    most: int
+    nodes: tuple[NodeView, ...]
+    spares: int
+    restarts: int
+    allowed: int
+    generations: int
+    excluded: dict[str, ExclusionView] = {}
+    checking: bool = False
+    changes: tuple[ChangeReason, ...] = ()  # that are planned
+    ending: tuple[EndReason, ...] = ()  # why the generation ends, other than by a failure
+    snapshot: SnapshotView | None = None
+    last_fault: FailedRank | None = None
+    outcome: Ending | None = None
+
+
+def view_of(state: JobState, now: float, paces: Mapping[str, Paces] | None = None) -> JobView:
+    """What is going on. `paces`: how the ranks of each node got on when they last told. Linear in the nodes."""
+    rules, current, newest = state.rules, state.current, state.snapshots.newest
+    return JobView(
+        job=rules.job,
+        run=state.run,
+        term=state.term.number,
+        phase=state.phase.value,
+        generation=state.generation,
+        acting=state.authority.leads(now),
+        seconds=now - state.began,
+        least=rules.min_nodes,
+        most=rules.max_nodes,
+        nodes=tuple(_node(state, node, paces or {}) for node in state.nodes.values() if _matters(state, node)),
+        spares=len(state.nodes.ready),
+        restarts=state.recovery.restarts,
+        allowed=rules.max_restarts,
+        generations=state.formed,
+        excluded=_excluded(state, now),
+        checking=state.admissions.gate.busy,
+        changes=current.change.why,
+        ending=tuple(current.reasons),
+        snapshot=SnapshotView(newest.step, newest.saved_at) if newest is not None else None,
+        last_fault=state.last_fault,
+        outcome=state.ending,
+    )
+
+
+def _matters(state: JobState, node: Member) -> bool:
+    return node.connected or node.join.node in state.current.roster
+
+
+def _node(state: JobState, node: Member, paces: Mapping[str, Paces]) -> NodeView:
+    name = node.join.node
+    place = state.current.roster.get(name)
+    told = paces.get(name)
+    fresh = told.paces if told is not None and told.generation == state.generation else ()
+    return NodeView(
+        node=name,
+        name=node.name,
+        state=node.report.state.value,
+        workers=node.join.nproc,
+        connected=node.connected,
+        member=place is not None,
+        ready=name in state.nodes.ready,
+        leaving=node.leaving,
+        group_rank=place.group_rank if place is not None else None,
+        ranks=_ranks(place, node.join.nproc, {pace.rank: pace for pace in fresh}),
+    )
+
+
+def _ranks(place: Assignment | None, workers: int, paces: Mapping[int, Pace]) -> tuple[RankView, ...]:
+    if place is None:
+        return ()
+    first = place.first_rank
+    return tuple(
+        RankView(rank, paces[rank].last, paces[rank].step) if rank in paces else RankView(rank)
+        for rank in range(first, first + workers)
+    )
+
+
+def _excluded(state: JobState, now: float) -> dict[str, ExclusionView]:
+    bans = state.recovery.evictions.bans
+    waiting = {place: ExclusionView(ban.reason, ban.until - now) for place, ban in bans.items() if now < ban.until}
+    return waiting | {place: ExclusionView(why, None) for place, why in state.admissions.excluded.items()}
