@@ -10,16 +10,7 @@ from outlast.core.job.state import JobState
 from outlast.core.membership.member import Member
 from outlast.events.events import Ending
 from outlast.events.reasons import ChangeReason, EndReason, FailedRank
-from outlast.protocol.generations import Assignment
 from outlast.protocol.paces import Pace, Paces
-
-
-class RankView(msgspec.Struct, frozen=True):
-    """How one rank gets on."""
-
-    rank: int
-    step: int | None = None  # the last one that it made; None: nobody has told
-    seconds: float | None = None  # that a step takes
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -34,7 +25,8 @@ class NodeView(msgspec.Struct, frozen=True):
     ready: bool  # for the next generation
     leaving: bool = False
     group_rank: int | None = None
-    ranks: tuple[RankView, ...] = ()
+    first_rank: int | None = None
+    paces: tuple[Pace, ...] = ()  # how its ranks got on, as they last told in this generation
 
 
 class ExclusionView(msgspec.Struct, frozen=True):
@@ -113,7 +105,6 @@ def _node(state: JobState, node: Member, paces: Mapping[str, Paces]) -> NodeView
     name = node.join.node
     place = state.current.roster.get(name)
     told = paces.get(name)
-    fresh = told.paces if told is not None and told.generation == state.generation else ()
     return NodeView(
         node=name,
         name=node.name,
@@ -124,17 +115,8 @@ def _node(state: JobState, node: Member, paces: Mapping[str, Paces]) -> NodeView
         ready=name in state.nodes.ready,
         leaving=node.leaving,
         group_rank=place.group_rank if place is not None else None,
-        ranks=_ranks(place, node.join.nproc, {pace.rank: pace for pace in fresh}),
-    )
-
-
-def _ranks(place: Assignment | None, workers: int, paces: Mapping[int, Pace]) -> tuple[RankView, ...]:
-    if place is None:
-        return ()
-    first = place.first_rank
-    return tuple(
-        RankView(rank, paces[rank].last, paces[rank].step) if rank in paces else RankView(rank)
-        for rank in range(first, first + workers)
+        first_rank=place.first_rank if place is not None else None,
+        paces=told.paces if told is not None and told.generation == state.generation else (),
     )
 
 

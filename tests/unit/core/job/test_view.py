@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.core.coordinator import Coordinator
-from outlast.core.job.view import JobView, RankView
+from outlast.core.job.view import JobView
 from outlast.protocol.membership import State
 from outlast.protocol.paces import Pace, Paces
 from outlast.protocol.succession import Term
@@ -29,8 +29,10 @@ def test_members_and_spares_are_seen_with_their_places() -> None:
 def test_steps_are_those_of_the_newest_generation() -> None:
     here = two_running()
     paces = {"a": Paces(1, (Pace(0, 5, 9, 0.5),)), "b": Paces(0, (Pace(1, 5, 9, 0.5),))}
-    ranks = [rank for node in here.job.view(2.0, paces).nodes for rank in node.ranks]
-    assert ranks == [RankView(0, 9, 0.5), RankView(1)]
+    assert [(node.first_rank, node.paces) for node in here.job.view(2.0, paces).nodes] == [
+        (0, paces["a"].paces),
+        (1, ()),
+    ]
 
 
 def test_a_fault_is_seen_with_what_it_cost_and_who_is_excluded() -> None:
@@ -60,7 +62,8 @@ def test_a_coordinator_remembers_how_ranks_got_on_while_their_node_is_here() -> 
     coordinator: Coordinator[str] = Coordinator(here.rules, 0.0, term=Term(1, "a"), run="r")
     for node in ("a", "b"):
         coordinator.received(f"to {node}", here.request(node, replace(IDLE, seq=1)), 1.0)
-    coordinator.received("to a", Paces(1, (Pace(0, 1, 7, 0.25),)), 2.0)
-    assert [node.ranks for node in coordinator.view(2.0).nodes] == [(RankView(0, 7, 0.25),), (RankView(1),)]
+    paces = (Pace(0, 1, 7, 0.25),)
+    coordinator.received("to a", Paces(1, paces), 2.0)
+    assert [node.paces for node in coordinator.view(2.0).nodes] == [paces, ()]
     coordinator.ended("to a", 3.0)
-    assert [node.ranks for node in coordinator.view(3.0).nodes] == [(RankView(0),), (RankView(1),)]
+    assert [node.paces for node in coordinator.view(3.0).nodes] == [(), ()]
