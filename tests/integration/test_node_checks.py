@@ -111,7 +111,7 @@ def test_a_killed_and_a_cut_off_node_are_named_and_replaced_by_spares(
         if other is not cut:
             cut.cut_from(other)
     cut.cut_all_but(PORT, first)  # it reaches the coordinator, and nothing else
-    agents = run(machines, plugin, {killed: "dies"}, "--nnodes=4", "--node-check-timeout=15", script)
+    agents = run(machines, plugin, {killed: "dies"}, "--nnodes=4", script)
     for host, agent in zip(machines, agents, strict=True):
         if host not in (killed, cut):
             assert agent.wait(PATIENCE) == 0, agent.output

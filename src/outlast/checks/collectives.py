@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from typing import Any
 from outlast.checks.accelerator import Accelerator
 from outlast.checks.phases import first_line
 from outlast.checks.plan import NETWORK, START, CheckPlan
-from outlast.worker.store import await_listening
 
 SHARE = 0.8  # of a phase's time, after which torch is to say itself what it waits for
+ANSWER = 4.0  # seconds in which a host accepts or refuses a connection: the kernel asks three times
+PAUSE = 0.05  # seconds between two tries
 VARIED = 1024  # elements by which sizes differ from round to round
 SMALL = 4096  # elements
 REPEATS = 6
@@ -49,7 +51,7 @@ def together(accelerator: Accelerator, plan: CheckPlan, device: str) -> dict[str
 
     patience = plan.limit_of(NETWORK) * SHARE  # also with partners that begin later
     if plan.rank:
-        await_listening(plan.address, str(plan.port), patience)
+        reach(plan.address, plan.port, patience)
     try:
         store = TCPStore(
             plan.address,
@@ -70,6 +72,28 @@ def together(accelerator: Accelerator, plan: CheckPlan, device: str) -> dict[str
             figures[f"all-gather {size >> 20} MiB"] = _all_gather(accelerator, plan.size, device, size)
         _part(store, plan)
     return figures
+
+
+def reach(host: str, port: int, patience: float) -> None:
+    """Wait until somebody listens there, who may begin later. Raises `Failed` where the host does not even refuse.
+
+    Whoever is cut off says so at once then, and no round has to wait until a collective gives up.
+    """
+    began = answered = time.monotonic()
+    while (now := time.monotonic()) - began < patience:
+        try:
+            socket.create_connection((host, port), timeout=max(ANSWER - (now - answered), 0.1)).close()
+        except ConnectionRefusedError:
+            answered = time.monotonic()
+            time.sleep(PAUSE)
+        except socket.gaierror:
+            return  # torch says it better
+        except OSError as error:
+            if time.monotonic() - answered >= ANSWER:
+                raise Failed(f"{host}:{port} cannot be reached: {first_line(error)}") from error
+            time.sleep(PAUSE)
+        else:
+            return
 
 
 @contextmanager
