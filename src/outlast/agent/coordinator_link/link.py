@@ -58,7 +58,8 @@ class OtherJob(Exception):
 
 UNREADABLE = (msgspec.DecodeError, RecursionError)  # what another version may say
 FAILED = (OSError, NoToken, WireError, asyncio.TimeoutError, *UNREADABLE)  # to connect
-NOT_OURS = (WrongToken, NotOutlast, NoToken, OtherJob, *UNREADABLE)  # somebody answers, and will not become ours
+# Somebody is there, and will not become ours.
+NOT_OURS = (WrongToken, NotOutlast, NoToken, OtherJob, PortTaken, *UNREADABLE)
 
 
 class Connection(asyncio.Protocol):
