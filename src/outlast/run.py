@@ -56,4 +56,4 @@ def _failed(entrypoint: str, over: Over) -> JobFailed:
         return JobFailed(over.reason)
     forward_error_file(root_failure(over.failures), os.environ)
     summary = failure_summary(entrypoint, over.failures)
-    return JobFailed(over.reason, over.failures, summary=summary, verdict=verdict_of(over))
+    return JobFailed(over.reason, over.failures, summary=summary, verdict=verdict_of(over), final=over.final)

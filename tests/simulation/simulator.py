@@ -131,7 +131,8 @@ class Agent:
         self.host = host
         self.node = node
         self.nproc = random.choice((1, 1, 2))
-        self.infra_rank = random.choice((None, random.randint(0, 3), host.number))
+        # In another order than the hosts', and never twice: two nodes of one rank are not let in.
+        self.infra_rank = random.choice((None, 1000 * random.randint(0, 3) + host.number, host.number))
         self.alive = True
         self.paused = False
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []

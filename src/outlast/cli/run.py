@@ -16,9 +16,13 @@ from outlast.settings.loading import load
 from outlast.settings.settings import Settings
 from outlast.system import own_process
 
+NO_REQUEUE = 93  # as nvidia-resiliency-ext has it
+
 
 def main(argv: Sequence[str]) -> int:
     """Run this node of the job; torchrun's exit codes: 0 for success, 1 for a failed job or a bad request.
+
+    Beyond them `NO_REQUEUE`, for a job that would fail again.
 
     With `supervise`, this process becomes the supervisor of the agent, and does not return here.
     """
@@ -34,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         if failed.verdict is not None:
             _tell(failed.verdict.text())
         _tell(f"outlast run: error: {failed.reason}")
-        return 1
+        return NO_REQUEUE if failed.final else 1
     except ValueError as error:
         _tell(f"outlast run: error: {error}")
         return 1

@@ -143,6 +143,7 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
     term: int = 0
     tried: tuple[Tried, ...] = ()  # the oldest first
     table: str = ""  # of the node checks, where they decided
+    final: bool = False  # to try the job again cannot help
 
 
 class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):

@@ -220,7 +220,7 @@ class JobCourse:
         failed = s.last_fault = facts_of(failures[0])
         s.out.publish(WorkerFailed(generation=current.number, failure=failed, followers=len(failures) - 1))
         if spent := recovery.spent(failures):
-            self.end(False, Ending.FAILED, spent, now)
+            self.end(False, Ending.FAILED, spent, now, final=recovery.budget.is_final(failures))
             return False
         home = current.home_of(failures[0].rank, {name: s.nodes[name].join.nproc for name in current.roster})
         node = s.nodes[home] if home is not None else None
@@ -355,8 +355,8 @@ class JobCourse:
         for name, node in s.nodes.here(s.current.roster):
             s.out.send(name, Stop(s.generation, s.term.number, graceful=node.leaving))
 
-    def end(self, success: bool, ending: Ending, reason: str, now: float) -> None:
-        """The job is over, unless it is already."""
+    def end(self, success: bool, ending: Ending, reason: str, now: float, *, final: bool = False) -> None:
+        """The job is over, unless it is already. `final`: it would fail again."""
         s = self._state
         if s.phase is Phase.OVER:
             return
@@ -377,7 +377,7 @@ class JobCourse:
         tried = () if success else tuple(s.recovery.budget.tried)
         shown = s.rules.check_only or not (success or s.formed)
         table = s.admissions.gate.table if shown else ""
-        s.outcome = Over(success, reason, failures, term=s.term.number, tried=tried, table=table)
+        s.outcome = Over(success, reason, failures, term=s.term.number, tried=tried, table=table, final=final)
         s.out.add(Remember(s.memory()))
         for name, _ in s.nodes.here():
             s.out.send(name, s.outcome)

@@ -7,10 +7,10 @@ from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 
 
-def refusal(rules: Rules, join: Join, *, run: str | None, excluded: str = "") -> str:
+def refusal(rules: Rules, join: Join, *, run: str | None, excluded: str = "", namesake: str = "") -> str:
     """Why not, and what to change; nothing, if it may. `run`: which one this is; None: no generation was formed.
 
-    `excluded`: why its place is not used again, if so.
+    `excluded`: why its place is not used again, if so. `namesake`: a node that is here with the same rank.
     """
     mine = f"{rules.min_nodes}:{rules.max_nodes}"
     theirs = f"{join.nnodes[0]}:{join.nnodes[1]}"
@@ -32,6 +32,11 @@ def refusal(rules: Rules, join: Join, *, run: str | None, excluded: str = "") ->
         return f"this node is not used again in this job: {excluded}"
     if theirs != mine:
         return f"this job runs with --nnodes={mine}, not {theirs}: start all of its nodes with the same --nnodes"
+    if namesake:
+        return (
+            f"node {namesake} has the same rank {join.infra_rank}: give each node its own "
+            "(--node-rank, SLURM_PROCID, GROUP_RANK), or --ft-use-infra-group-rank=false"
+        )
     return ""
 
 

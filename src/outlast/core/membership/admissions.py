@@ -34,7 +34,8 @@ class Admissions:
     def refusal(self, join: Join, run: str | None) -> str:
         """Why this agent cannot be part of the job; nothing, if it can."""
         excluded = "" if join.node in self._nodes else self.excluded.get(join.place, "")
-        return refusal(self._rules, join, run=run, excluded=excluded)
+        namesake = self._nodes.of_the_same_rank(join) if self._rules.infra_ranks else ""
+        return refusal(self._rules, join, run=run, excluded=excluded, namesake=namesake)
 
     def place(self, name: str) -> None:
         """Keep the sets true: whether a node is ready, and whether its workers may be alive."""

@@ -18,6 +18,7 @@ class Attendance(dict[str, Member]):
         self.waiting: set[str] = set()  # nodes whose workers may be alive
         self.ghosts: dict[str, float] = {}  # those of them that cannot be asked, and until when
         self._holders: dict[str, str] = {}  # of places: the newest node with each key
+        self._ranks: dict[int, str] = {}  # of the infrastructure: the newest node with each
 
     def here(self, names: Iterable[str] | None = None) -> list[tuple[str, Member]]:
         """Those who are connected: of these, or of all."""
@@ -37,7 +38,21 @@ class Attendance(dict[str, Member]):
         else:
             self.connected += not node.connected
             node.come_back(join)
+        if join.infra_rank is not None:
+            self._ranks[join.infra_rank] = join.node
         return node
+
+    def of_the_same_rank(self, join: Join) -> str:
+        """The name of another node that is here with the infrastructure's rank of this newcomer; nothing: none is.
+
+        One that leaves, or had this newcomer's place before it, is no rival; nor is anybody to a member.
+        """
+        rank = join.infra_rank
+        if rank is None or join.node in self or join.report.generation:
+            return ""
+        other = self.get(self._ranks.get(rank, ""))
+        rival = other is not None and other.connected and not other.leaving and other.place != join.place
+        return other.name if other is not None and rival else ""
 
     def hold(self, join: Join) -> str | None:
         """A place is held by one agent at a time. Returns whoever held this one before, and so has ended."""

@@ -62,6 +62,13 @@ class Budget:
         vain = self._vain(failures) if self._rules.failover else ""
         return f"{why(facts_of(root))}; {vain}" if vain else ""
 
+    def is_final(self, failures: Sequence[Failure]) -> bool:
+        """Whether the job would fail again with this failure, wherever it is started: on other nodes, too."""
+        if not self._rules.failover:
+            return False
+        aborted = failures[0].strategy is FailoverStrategy.ABORTION
+        return aborted or (_of_the_script(failures[0]) and bool(self._vain(failures)))
+
     def _vain(self, failures: Sequence[Failure]) -> str:
         """Why more tries would not help, going by those before; nothing, if they may."""
         same = self._since_progress(failures)

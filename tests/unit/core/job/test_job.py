@@ -61,6 +61,30 @@ def test_a_node_of_another_job_is_refused_and_harms_nobody() -> None:
     assert here.job.phase is Phase.RUNNING
 
 
+def test_a_newcomer_with_the_rank_of_another_node_is_refused_and_told_what_to_change() -> None:
+    here = Rehearsal(min_nodes=1, max_nodes=3, infra_ranks=True)
+    here.handle(Joined(here.request("a", IDLE, infra_rank=0, nnodes=(1, 3))), 0.0)
+    twice = here.handle(Joined(here.request("b", IDLE, infra_rank=0, nnodes=(1, 3))), 0.1)
+    (refused,) = [c.message for c in twice if isinstance(c, Send) and isinstance(c.message, Refuse)]
+    assert "node a has the same rank 0" in refused.reason
+    assert "--ft-use-infra-group-rank=false" in refused.reason
+    assert sent(here.handle(Joined(here.request("c", IDLE, infra_rank=1, nnodes=(1, 3))), 0.2), Refuse) == []
+    assert sent(here.handle(Joined(here.request("d", IDLE, nnodes=(1, 3))), 0.3), Refuse) == []
+
+
+def test_the_rank_of_a_node_that_is_gone_is_free() -> None:
+    here = Rehearsal(min_nodes=1, max_nodes=3, infra_ranks=True)
+    here.handle(Joined(here.request("a", IDLE, infra_rank=0, nnodes=(1, 3))), 0.0)
+    here.handle(Lost("a", "it has ended", 0.1, ended=True), 0.1)
+    assert sent(here.handle(Joined(here.request("b", IDLE, infra_rank=0, nnodes=(1, 3))), 0.2), Refuse) == []
+
+
+def test_without_infrastructure_ranks_nobody_is_refused_for_them() -> None:
+    here = Rehearsal(min_nodes=1, max_nodes=3, infra_ranks=False)
+    for node in "ab":
+        assert sent(here.handle(Joined(here.request(node, IDLE, infra_rank=0, nnodes=(1, 3))), 0.0), Refuse) == []
+
+
 def test_the_world_is_a_multiple_of_the_unit() -> None:
     here = Rehearsal(min_nodes=2, max_nodes=4, node_unit=2, last_call=0.0)
     for node in "abc":

@@ -132,6 +132,30 @@ def test_a_coordinator_on_another_host_knows_it_too_by_a_clock_of_its_own() -> N
     assert job.job.spares == 1
 
 
+@pytest.mark.parametrize(
+    ("failures", "rules", "final"),
+    [
+        pytest.param([{}], {"max_restarts": 0}, False, id="no restart is allowed"),
+        pytest.param([{"cause": NO_CURE}], {"max_restarts": 0}, False, id="nothing was tried"),
+        pytest.param([{"cause": NO_CURE}] * 2, {}, True, id="a retry has not helped"),
+        pytest.param([{}] * 3, {"crash_loop": 3}, True, id="a crash loop"),
+        pytest.param([{"cause": GPU}] * 3, {"crash_loop": 3}, False, id="a crash loop that other nodes may cure"),
+        pytest.param([{"strategy": FailoverStrategy.ABORTION}], {}, True, id="abortion"),
+        pytest.param(
+            [{"strategy": FailoverStrategy.ABORTION}], {"failover": False, "max_restarts": 0}, False, id="no failover"
+        ),
+    ],
+)
+def test_a_job_that_would_fail_again_says_so(
+    failures: list[dict[str, Any]], rules: dict[str, Any], final: bool
+) -> None:
+    job = running("a", **rules)
+    for each in failures:
+        job.end(failure(**each))
+    assert job.job.outcome is not None
+    assert job.job.outcome.final is final
+
+
 # -- strategies
 
 
