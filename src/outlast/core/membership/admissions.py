@@ -34,7 +34,7 @@ class Admissions:
     def refusal(self, join: Join, run: str | None) -> str:
         """Why this agent cannot be part of the job; nothing, if it can."""
         excluded = "" if join.node in self._nodes else self.excluded.get(join.place, "")
-        namesake = self._nodes.of_the_same_rank(join) if self._rules.infra_ranks else ""
+        namesake = self._nodes.of_the_same_rank(join) if self._rules.use_infra_group_rank else ""
         return refusal(self._rules, join, run=run, excluded=excluded, namesake=namesake)
 
     def place(self, name: str) -> None:
