@@ -14,12 +14,20 @@ from outlast.console import without_blocking
 FORMAT = "%(asctime)s outlast %(name)s: %(message)s"
 
 
+def one_line(text: str) -> str:
+    r"""A text that cannot speak to the terminal.
+
+    >>> one_line("\x1b[2J\n")
+    '\\x1b[2J\\n'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class _OneLine(logging.Formatter):
     """A message is one line, whatever names are in it: none can pretend to be another, or speak to the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in record.getMessage())
-        record.msg, record.args = text, None
+        record.msg, record.args = one_line(record.getMessage()), None
         return super().format(record)
 
 

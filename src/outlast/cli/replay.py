@@ -11,6 +11,7 @@ from outlast.core.job.decisions import digest_of, lines
 from outlast.core.job.inputs import Asked, Event, Joined, Lost, Reported, Saw, Straggled
 from outlast.core.job.job import Job
 from outlast.journal import Began, Happened, JournalCut, JournalDamaged, Record, read
+from outlast.log import one_line
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         for line in replay.lines(read(data)):
             if not args.differences or line.startswith("!"):
-                print(line)
+                print(one_line(line))
     except JournalDamaged as damaged:
         print(f"outlast replay: {args.journal} is {damaged}; the rest is not shown", file=sys.stderr)
     if not replay.events:

@@ -33,6 +33,7 @@ import weakref
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import xxhash
@@ -67,22 +68,25 @@ class NoRoom(OSError):
     """There is too little shared memory for the state. The message says how much is needed, and what to do."""
 
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]  # what a ticket says may come from anywhere
+
+
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a slot, and what is to be done with it."""
 
     save: Save
-    rank: int
-    here: int  # ranks on this node
+    rank: Size
+    here: Size  # ranks on this node
     saved_at: float
     origin: str  # of the directory: a snapshot of one that was removed since is no snapshot of this one
     directory: str
-    keep_last: int
+    keep_last: Size
     durable: bool
     layout: str
-    length: int  # of the data: the shard; then these follow
-    table: int
-    contents: int
-    blanks: int
+    length: Size  # of the data: the shard; then these follow
+    table: Size
+    contents: Size
+    blanks: Size
 
     @property
     def mark(self) -> tuple[str, int]:

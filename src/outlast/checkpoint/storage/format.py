@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import PurePath
 from typing import TypeVar
 
 import msgspec
@@ -196,6 +197,9 @@ def read_manifest(path: Address) -> Manifest:
         raise Damaged(
             f"{path / MANIFEST} has version {manifest.version}, this Outlast knows {VERSION}: install a newer"
         )
+    for file in manifest.files:
+        if file.name != PurePath(file.name).name or file.size < 0 or len(file.chunks) != -(-file.size // CHUNK):
+            raise Damaged(f"{path / MANIFEST} is damaged: it is wrong about {file.name!r}")
     return manifest
 
 
@@ -422,7 +426,7 @@ def part_name(rank: int) -> str:
 def _parts(storage: Storage, draft: Address, save: Save) -> list[Part] | None:
     """All parts, by rank; None if some are missing."""
     numbers = sorted(int(match[1]) for name in storage.sizes(draft.name) if (match := _PART.fullmatch(name)))
-    if numbers != list(range(save.world)):
+    if len(numbers) != save.world or numbers != list(range(len(numbers))):
         return None
     parts = [_read(draft, part_name(number), Part) for number in numbers]
     for number, part in enumerate(parts):

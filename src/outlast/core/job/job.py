@@ -229,6 +229,7 @@ class Job:
 
     def _take_in(self, join: Join, now: float) -> None:
         s = self._state
+        s.nodes.forget(s.current.roster)
         node = s.nodes.come(join)
         s.empty = None
         if join.key:

@@ -22,6 +22,7 @@ from outlast.events.reasons import (
     StoppedWorkers,
     ToldToStop,
 )
+from outlast.protocol.fields import LONGEST_REASON
 from outlast.protocol.generations import Halted
 from outlast.protocol.hangs import Agreed
 from outlast.protocol.membership import (
@@ -136,7 +137,7 @@ class Reports:
             self._course.end(False, Ending.STOPPED, f"{wish.reason} (stop, asked for by {who})", now)
         elif wish.wanted is Wanted.EXCLUDE_NODE:
             if node.place not in s.admissions.excluded:
-                why = f"{wish.reason} (exclude_node, asked for by {who})"
+                why = f"{wish.reason} (exclude_node, asked for by {who})"[:LONGEST_REASON]
                 s.admissions.excluded[node.place] = why
                 s.out.publish(NodeExcluded(generation=s.generation, node=node.name, why=why, seconds=None))
             if name in current.roster and name in current.unfinished:

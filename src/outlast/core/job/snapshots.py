@@ -123,7 +123,7 @@ def _whole(parts: Iterable[tuple[str, Held]], reachable: Mapping[str, tuple[str,
     first = parts[0][1]
     alike = {(held.step, held.world, held.origin, held.generation) for _, held in parts}
     there = {rank for _, held in parts for rank in (*held.ranks, *held.replicas)}
-    if len(alike) > 1 or not first.origin or there != set(range(first.world)):
+    if len(alike) > 1 or not first.origin or len(there) != first.world or there != set(range(len(there))):
         return None
     holders = tuple(Holder(*reachable[node], held.ranks, held.replicas) for node, held in parts)
     saved_at = max(held.saved_at for _, held in parts)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from outlast.core.membership.member import Member
 from outlast.protocol.membership import Join
+
+MOST_GONE = 256  # nodes that are remembered at least, after they have left for good
 
 
 class Attendance(dict[str, Member]):
@@ -17,6 +19,7 @@ class Attendance(dict[str, Member]):
         self.ready: dict[str, Member] = {}
         self.waiting: set[str] = set()  # nodes whose workers may be alive
         self.ghosts: dict[str, float] = {}  # those of them that cannot be asked, and until when
+        self._many = MOST_GONE  # so many that are gone: time to forget some
         self._holders: dict[str, str] = {}  # of places: the newest node with each key
         self._ranks: dict[int, str] = {}  # of the infrastructure: the newest node with each
 
@@ -59,6 +62,15 @@ class Attendance(dict[str, Member]):
         before = self._holders.get(join.key)
         self._holders[join.key] = join.node
         return before if before != join.node and before in self else None
+
+    def forget(self, needed: Container[str]) -> None:
+        """Drop the nodes that left long ago: they come and go for as long as a job runs."""
+        if len(self) - self.connected <= self._many:
+            return
+        gone = [name for name, node in self.items() if not node.connected and node.until is None and name not in needed]
+        for name in gone[:-MOST_GONE]:
+            del self[name]
+        self._many = 2 * (len(self) - self.connected) + MOST_GONE
 
     def go(self, name: str, until: float | None) -> None:
         """A node's connection is gone. `until`: up to which time its workers may be alive, if they are."""

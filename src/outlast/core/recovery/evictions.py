@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from outlast.core.membership.roster import world_of
 from outlast.protocol.failures import Ban
+from outlast.protocol.fields import LONGEST_REASON
 from outlast.protocol.rules import Rules
 
 HOUR = 3600.0
@@ -65,7 +66,7 @@ class Evictions:
         before = self.bans.get(place)
         times = before.times + 1 if before is not None else 1
         seconds = self._rules.exclude_for * float(2 ** min(times - 1, 10))
-        self.bans[place] = Ban(now, now + seconds, times, reason)
+        self.bans[place] = Ban(now, now + seconds, times, reason[:LONGEST_REASON])
         self._out.add(place)
         self._next = self._due(now)
         return seconds

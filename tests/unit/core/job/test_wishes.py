@@ -12,14 +12,17 @@ from outlast.core.job.commands import Command, Send
 from outlast.core.job.inputs import Joined, Lost, Reported
 from outlast.core.job.job import Job
 from outlast.core.job.phase import Phase
+from outlast.core.membership.attendance import MOST_GONE
 from outlast.core.node.commands import Agree, StopWorkers, TakeMeasures, Tell
 from outlast.core.node.commands import Command as NodeCommand
 from outlast.core.node.inputs import Connected, Exited, Leave, Measured, Received, Wished
 from outlast.core.node.node import Node
 from outlast.protocol.failures import Failure
+from outlast.protocol.fields import LONGEST_REASON
 from outlast.protocol.generations import Assignment, Start, Stop
 from outlast.protocol.hangs import Agreed, Measure, Measures
 from outlast.protocol.membership import Ack, Join, Leaving, Over, Refuse, Report, State, Wanted, Welcome, Wish
+from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
 from rehearsal import texts
@@ -262,3 +265,22 @@ def test_a_node_that_is_asked_measures_for_that_round_once(node: Node) -> None:
     assert node.handle(Received(Measure(4)), 0.2) == [TakeMeasures(4)]
     assert told(node.handle(Measured({}, 4), 0.2)).measures == Measures(4, {})
     assert node.handle(Received(Measure(4)), 0.3) == []
+
+
+def test_a_wish_of_any_length_makes_messages_that_agents_can_read() -> None:
+    rehearsal = Rehearsal()
+    longest = Wish(Wanted.EXCLUDE_NODE, 1, 1, "x" * LONGEST_REASON)
+    sent = [*rehearsal.say("b", wish=longest), *rehearsal.clear("a", "b"), *rehearsal.join("c")]
+    messages = [each.message for each in sent if isinstance(each, Send)]
+    assert any(isinstance(each, Charter) and each.excluded for each in messages)
+    for each in messages:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(each), type=FromCoordinator)
+
+
+def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
+    rehearsal = Rehearsal(max_nodes=2)
+    for number in range(5 * MOST_GONE):
+        rehearsal.join(f"spare{number}-1")
+        rehearsal.job.handle(Lost(f"spare{number}-1", "its connection closed", ended=True), 1.0)
+    assert len(rehearsal.job._state.nodes) <= 3 * MOST_GONE
+    assert {"a", "b"} <= rehearsal.job._state.nodes.keys()
