@@ -25,6 +25,7 @@ from outlast.agent.snapshots import keeper_process, memory
 from outlast.agent.snapshots.keeper_process import COMPLETE, ENDED, LOOK, NETWORK, OVER, PARTNER, Complete, Network
 from outlast.checkpoint.memory import arena as arenas
 from outlast.checkpoint.memory import shards
+from outlast.checkpoint.memory.arena import Mark
 from outlast.checkpoint.memory.channel import key_of
 from outlast.checkpoint.memory.shards import AgreedSnapshot
 from outlast.checkpoint.storage.persist import Outcome
@@ -128,6 +129,7 @@ class Keeper:
         self._closing = False
         self._born = 0.0
         self._brief_lives = 0
+        self._missed: set[Mark] = set()  # durable snapshots that nobody is there to write
 
     @property
     def port(self) -> int:
@@ -284,6 +286,9 @@ class Keeper:
                 step = each.ticket.save.step
                 problem = f"step {step} is not on disk: no keeper lives on this node ({why})"
                 tell(self.arena, Outcome(each.mark, step, problem))
+                if each.mark not in self._missed:  # also for a worker that saves and does not wait
+                    self._missed.add(each.mark)
+                    log.error("%s", problem)
 
     def _end(self) -> None:
         if self._pidfd >= 0:

@@ -185,6 +185,8 @@ def test_where_no_keeper_lives_nobody_waits_for_it_and_it_is_not_tried_for_ever(
 
     asyncio.run(scene())
     assert caplog.text.count("no keeper lives here") == 1
+    assert caplog.text.count("step 1 is not on disk: no keeper lives on this node") == 1
+    assert caplog.text.count("step 2 is not on disk: no keeper lives on this node") == 1
 
 
 def orphan(arena: Path, key: str, linger: float) -> Process:
