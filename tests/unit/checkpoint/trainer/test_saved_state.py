@@ -222,7 +222,7 @@ def test_tensors_without_values_are_refused(checkpointer: Callable[[], Checkpoin
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     with pytest.raises(Unsavable, match=r"model.weight is on the meta device"):
-        checkpointer().save(1, {"model": model})
+        checkpointer().save(1, {"model": {"weight": model.weight}})
 
 
 def test_a_schedule_of_several_goes_on_through_its_milestones(checkpointer: Callable[[], Checkpointer]) -> None:
