@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -206,3 +207,21 @@ def test_a_stranger_can_open_and_hold_hundreds_of_connections(target: Job) -> No
             with suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
     assert 0 < sum("it said nothing" in line for line in process.lines) <= 40  # and no flood of lines
+
+
+def test_strangers_lock_no_node_out_where_descriptors_are_few() -> None:
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+
+    port, flags = free_port(), ("--nnodes=2", "--nproc-per-node=1")
+    with ExitStack() as stack:
+        first = stack.enter_context(node("a", port, *flags, preexec_fn=few))
+        first.wait_for("joined the job")
+        for _ in range(3000):
+            stack.enter_context(knock(port))
+        second = stack.enter_context(node("b", port, *flags))
+        for each in (first, second):
+            worker = int(each.wait_for(r"rank \d of 2 started in generation 1: pid (\d+)")[1])
+            os.kill(worker, signal.SIGUSR1)
+        assert [first.wait(), second.wait()] == [0, 0], first.output + second.output
+        assert sum("connection" in line for line in first.lines) <= 60
