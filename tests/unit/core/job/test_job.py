@@ -62,7 +62,7 @@ def test_a_node_of_another_job_is_refused_and_harms_nobody() -> None:
 
 
 def test_a_newcomer_with_the_rank_of_another_node_is_refused_and_told_what_to_change() -> None:
-    here = Rehearsal(min_nodes=1, max_nodes=3, infra_ranks=True)
+    here = Rehearsal(min_nodes=1, max_nodes=3, use_infra_group_rank=True)
     here.handle(Joined(here.request("a", IDLE, infra_rank=0, nnodes=(1, 3))), 0.0)
     twice = here.handle(Joined(here.request("b", IDLE, infra_rank=0, nnodes=(1, 3))), 0.1)
     (refused,) = [c.message for c in twice if isinstance(c, Send) and isinstance(c.message, Refuse)]
@@ -73,14 +73,14 @@ def test_a_newcomer_with_the_rank_of_another_node_is_refused_and_told_what_to_ch
 
 
 def test_the_rank_of_a_node_that_is_gone_is_free() -> None:
-    here = Rehearsal(min_nodes=1, max_nodes=3, infra_ranks=True)
+    here = Rehearsal(min_nodes=1, max_nodes=3, use_infra_group_rank=True)
     here.handle(Joined(here.request("a", IDLE, infra_rank=0, nnodes=(1, 3))), 0.0)
     here.handle(Lost("a", "it has ended", 0.1, ended=True), 0.1)
     assert sent(here.handle(Joined(here.request("b", IDLE, infra_rank=0, nnodes=(1, 3))), 0.2), Refuse) == []
 
 
 def test_without_infrastructure_ranks_nobody_is_refused_for_them() -> None:
-    here = Rehearsal(min_nodes=1, max_nodes=3, infra_ranks=False)
+    here = Rehearsal(min_nodes=1, max_nodes=3, use_infra_group_rank=False)
     for node in "ab":
         assert sent(here.handle(Joined(here.request(node, IDLE, infra_rank=0, nnodes=(1, 3))), 0.0), Refuse) == []
 
