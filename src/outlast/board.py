@@ -32,6 +32,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
+from outlast.system import proc
+
 VARIABLE = "OUTLAST_BOARD"
 VERSION = 4
 MAGIC = int.from_bytes(b"OUTLAST\0", "little")
@@ -397,7 +399,7 @@ class Board:
 
     def address(self, slot: int) -> str:
         """What a worker finds in its environment. The key tells it that it has found the right board."""
-        return f"/proc/{os.getpid()}/fd/{self._memory}:{slot}:{self._key:x}"
+        return f"{proc.descriptor_path(self._memory, os.getpid())}:{slot}:{self._key:x}"
 
     def read(self, slot: int) -> Reading:
         """What the board says of a worker, also after its end: what a dying one wrote last is still there."""

@@ -7,6 +7,8 @@ import socket
 import stat
 from collections.abc import Callable
 
+from outlast.system import proc
+
 
 def without_blocking(descriptor: int) -> tuple[int, Callable[[bytes], int]]:
     """A descriptor of our own for the same console, and how to write to it without waiting.
@@ -24,7 +26,7 @@ def without_blocking(descriptor: int) -> tuple[int, Callable[[bytes], int]]:
     copy = -1
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         try:
-            copy = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            copy = os.open(proc.descriptor_path(descriptor), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             pass  # of another user, after su: shared, it may make us wait, which beats showing nothing
     if copy < 0:

@@ -1,7 +1,7 @@
 """The process that starts an agent again when it was killed or has crashed: `outlast run --supervise`.
 
 It is there for as long as the job, and does nothing: so it is small. `become` replaces the process that the user
-started by a bare interpreter that runs this file alone, without site-packages; it must import next to nothing.
+started by a bare interpreter that runs this file by its path, without site-packages; it must import next to nothing.
 
 The agent is its child, in a session of its own: what a terminal or a `kill` sends to the process group reaches the
 supervisor alone, which passes it on once. (To an agent a second signal means: end at once.) When the supervisor dies,
@@ -16,6 +16,11 @@ import sys
 import time
 from contextlib import suppress
 
+if __name__ == "__main__":  # the path has nothing but the standard library
+    sys.path.append(__file__.rpartition("/outlast/")[0])
+
+from outlast.system import proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +32,6 @@ DEATHS = 5  # within WINDOW seconds, and it is given up
 WINDOW = 60.0
 FIRST_DELAY = 0.5  # seconds before the second start in a row, then twice as many each time
 ABANDON_AFTER = 10.0  # seconds, as for workers: after SIGKILL only the kernel can hold a process
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 # Not for the agent: what stops and continues a process, what its own faults raise, what a terminal says in passing.
 _NOT_PASSED_ON = {
@@ -46,7 +48,9 @@ _supervisor = 0  # in an agent: the process that it is bound to
 
 def become(command: Sequence[str]) -> NoReturn:
     """Turn this process into the supervisor of an agent: `command` starts it, and calls `bind` with our pid."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # stays over exec: what a dead agent leaves behind comes to us
+    from outlast.system import prctl  # not in the supervisor: there ctypes would cost a megabyte for nothing
+
+    prctl.inherit_orphans()  # what a dead agent leaves behind comes to us
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-I", "-S", __file__, *command])
@@ -54,10 +58,10 @@ def become(command: Sequence[str]) -> NoReturn:
 
 def bind(supervisor: int) -> None:
     """Make this process an agent that dies with its supervisor, and tells it when it has crashed."""
+    from outlast.system import prctl
+
     global _supervisor
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it died before the line above could take effect
-        os._exit(1)
+    prctl.die_with(supervisor)
     _supervisor = supervisor
     sys.excepthook = _crash
 
@@ -173,7 +177,7 @@ class Supervisor:
         mark = f"OUTLAST_WORKER_GROUP={agent}-".encode()
         deadline = time.monotonic() + ABANDON_AFTER
         # A child of one that we kill is ours a moment later, so this goes down the tree, generation by generation.
-        while left := [pid for pid in _children() if _is_marked(pid, mark)]:
+        while left := [pid for pid in proc.find_children(os.getpid()) if _is_marked(pid, mark)]:
             if time.monotonic() >= deadline:
                 _say(f"processes of workers are still there {ABANDON_AFTER:.0f} s after SIGKILL: {left}")
                 return
@@ -197,37 +201,9 @@ def _reap(agent: int) -> int | None:
     return status
 
 
-def _children() -> list[int]:
-    """The pids of this process's children that have not ended. /proc/…/children may leave one out for a moment."""
-    with os.scandir("/proc") as entries:
-        pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
-    return [pid for pid in pids if _runs_below(os.getpid(), pid)]
-
-
-def _runs_below(parent: int, pid: int) -> bool:
-    state, above, *_ = *_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2], b"Z", b"0"
-    return state != b"Z" and int(above) == parent
-
-
 def _is_marked(pid: int, mark: bytes) -> bool:
-    return any(entry.startswith(mark) for entry in _read(f"/proc/{pid}/environ").split(b"\0"))
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""  # it has just ended, or is another user's
-
-
-def _prctl(option: int, value: int) -> None:
-    import ctypes  # not in the supervisor: there it would cost a megabyte for nothing
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    """Whether it is of a worker, and has not ended: a zombie has no environment."""
+    return any(entry.startswith(mark) for entry in proc.environment(pid))
 
 
 def _crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

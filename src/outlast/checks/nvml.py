@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from outlast.checks.accelerator import Health
+from outlast.system import proc
 
 LINKS = 18  # NVLinks of a GPU, at most
 # What slows a GPU down though nobody wants it to: bits of the clocks' event reasons.
@@ -115,8 +116,9 @@ def _throttling(nvml: Any, handle: Any) -> Iterator[tuple[bool, str]]:
 
 def _processes(nvml: Any, handle: Any) -> Iterator[tuple[bool, str]]:
     """Those of others, or left behind; of a container's own, the pids that NVML gives are not always ours."""
-    own = _relatives()
-    others = [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid not in own and _seen(p.pid)]
+    own = {os.getpid(), *proc.children(os.getppid())}  # a node's check has one process for each device
+    strangers = set(proc.pids()) - own
+    others = [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid in strangers]
     if others:
         yield False, f"other processes use it: {', '.join(map(str, others[:4]))}"
 
@@ -164,20 +166,6 @@ def _handle(nvml: Any, uuid: str) -> Any:
     with suppress(nvml.NVMLError):
         return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}".encode())
     return None
-
-
-def _relatives() -> set[int]:
-    """This process, and those that were started with it: a node's check has one process for each device."""
-    me = os.getpid()
-    try:
-        with open(f"/proc/{os.getppid()}/task/{os.getppid()}/children") as file:
-            return {me, *map(int, file.read().split())}
-    except OSError:
-        return {me}
-
-
-def _seen(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110
 
 
 def _text(value: str | bytes) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
+
+from outlast.system import proc
 
 _LISTENS = "0A"
 
@@ -24,33 +25,15 @@ class PortHolder(NamedTuple):
 def holder_of(port: int) -> PortHolder | None:
     """The process that listens on this port; None if there is none, or it is another user's."""
     sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
-    for process in Path("/proc").iterdir() if sockets else ():
-        if process.name.isdecimal() and sockets & set(_links(process / "fd")):
-            return PortHolder(int(process.name), _command(process))
+    for pid in proc.pids() if sockets else ():
+        if any(name in sockets for _, name in proc.open_files(pid)):
+            return PortHolder(pid, proc.command(pid))
     return None
 
 
 def _inodes(port: int) -> Iterator[str]:
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue  # a kernel without IPv6
+    for table in ("net/tcp", "net/tcp6"):
+        lines = proc.read(proc.SELF, table).decode().splitlines()[1:]  # none of a kernel without IPv6
         for fields in map(str.split, lines):
             if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                 yield fields[9]
-
-
-def _links(directory: Path) -> Iterator[str]:
-    try:
-        for descriptor in os.listdir(directory):  # noqa: PTH208  (names are all that is needed)
-            yield os.readlink(directory / descriptor)  # noqa: PTH115
-    except OSError:
-        return  # it has ended, or is another user's
-
-
-def _command(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.launch import Endpoint
-from outlast.system import private
+from outlast.system import private, proc
 
 
 def make() -> str:
@@ -74,7 +74,7 @@ def records() -> list[Record]:
 
 def _here() -> int:
     # Ports are numbered anew in every network namespace, the temporary directory is not.
-    return Path("/proc/self/ns/net").stat().st_ino
+    return proc.namespace("net")
 
 
 def _directory() -> Path:

@@ -10,9 +10,8 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-FIELDS = slice(45, 49)  # arg_start, arg_end, env_start, env_end in /proc/self/stat, counted from after the name
+from outlast.system import proc
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,10 @@ class Appearance:
     @classmethod
     def own(cls) -> Appearance | None:
         """That of this process; None where the kernel does not say."""
-        try:
-            fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-            start, end, env_start, env_end = map(int, fields[FIELDS])
-        except (OSError, ValueError):
+        stat = proc.stat(proc.SELF)
+        if stat is None or len(stat.areas) < 4:
             return None
+        start, end, env_start, env_end = stat.areas
         if not 0 < start <= end <= env_start <= env_end:
             return None
         return cls(

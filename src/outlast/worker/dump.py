@@ -4,13 +4,16 @@ Python's faulthandler writes it down in the signal handler itself, in C. So it w
 call that never returns. `agent/monitoring/stacks.py` asks: it finds the file among the descriptors of the
 process by its name, and sends nothing to a process that has none.
 
-Loaded before the script, so nothing is imported here that could be a file of the user's: these are built into Python.
+Loaded before the script, so nothing is imported here that could be a file of the user's: these are built into Python,
+or ours and as careful.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+
+from outlast.system import proc
 
 NAME = "outlast-dump"
 SIGNAL = 62  # SIGRTMAX - 2: far from those that glibc keeps, and from SIGUSR1, which scripts and Slurm use
@@ -26,7 +29,7 @@ def install() -> None:
         return  # without memory or descriptors the worker has other worries than to be seen
     try:
         # Opened again to append, so that whoever reads it may empty it.
-        file = os.open(f"/proc/self/fd/{memory}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        file = os.open(proc.descriptor_path(memory), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
         return
     finally:
@@ -37,7 +40,7 @@ def install() -> None:
 
 def _out_of_the_way(descriptor: int) -> int:
     try:
-        if NAME not in os.readlink(f"/proc/self/fd/{PLACE}"):  # noqa: PTH115  (pathlib may be the user's)
+        if NAME not in os.readlink(proc.descriptor_path(PLACE)):  # noqa: PTH115  (pathlib may be the user's)
             return descriptor  # somebody else has it
     except OSError:
         pass  # nobody has it; or else it is that of the process that this one was forked from

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from outlast.system import proc
+
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/davinci", "/dev/accel", "/dev/infiniband")
-FORK_AWARE = ("jemalloc_bg_thd",)  # pyarrow's: its allocator does without, after a fork
+FORK_AWARE = (b"jemalloc_bg_thd",)  # pyarrow's: its allocator does without, after a fork
 OWN = {*(f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE"))}
 OWN |= {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "OUTLAST_GENERATION"}
 # Those who keep a rank that they read when they were imported, each in its own `rank_zero_only.rank`: what they take it
@@ -27,9 +29,9 @@ def unfit() -> str:
         os.waitpid(child, 0)
         if _threads() > 1:
             return "it left a thread running"
-    if _children():
+    if proc.children(os.getpid()):
         return "it left a process running"
-    for target in _open_files():
+    for _, target in proc.open_files(proc.SELF):
         if target.startswith(DEVICES):
             return f"it opened {target}"
     if isinstance(os.environ, WatchedEnvironment) and os.environ.read:
@@ -89,24 +91,8 @@ def overshadowed(directory: str, usual: Collection[str]) -> str:
 
 
 def _threads() -> int:
-    return sum(1 for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text().strip() not in FORK_AWARE)
-
-
-def _children() -> str:
-    try:
-        return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    except OSError:
-        return ""  # a kernel that does not say
-
-
-def _open_files() -> list[str]:
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            found.append(str(descriptor.readlink()))
-        except OSError:
-            continue  # the descriptor of this very listing
-    return found
+    names = (proc.read(proc.SELF, f"task/{task}/comm") for task in proc.tasks(proc.SELF))
+    return sum(1 for name in names if name and name.strip() not in FORK_AWARE)
 
 
 def _asker() -> str:

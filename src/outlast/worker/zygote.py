@@ -10,13 +10,11 @@ says which module it was that put this in doubt.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import io
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -24,18 +22,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from outlast.system import prctl
 from outlast.worker import dump, last_words, lessons, step_hook, store
 from outlast.worker.appearance import Appearance
 from outlast.worker.fitness import overshadowed, settle_ranks, unfit, unwatch_environment, watch_environment
 
-PR_SET_PDEATHSIG = 1
 MESSAGE = 64  # bytes: one word; what belongs to it lies in a file in memory
 DESCRIPTORS = 250  # the kernel's limit for one message is 253
 LINK = NEWS = 0  # places among the descriptors that come with a fork: a successor's own link, or the workers' news
 GO, STREAMS, BIRTH = 1, 2, -1
-
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
-_prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
 @dataclass(frozen=True)
@@ -286,9 +281,7 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
 def be_bound(agent: int, descriptors: list[int]) -> None:
     """Tell the agent that this process is one of its own now, and die with it."""
     os.close(descriptors.pop(BIRTH))  # the agent waits for this
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:
-        os._exit(1)
+    prctl.die_with(agent)
 
 
 def draw_anew() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,9 @@ ALLOWED = {
     "system": set(),
     "settings": set(),
     "launch": set(),
-    "console": set(),
+    "console": {"system"},
     "log": {"console"},
-    "board": set(),
+    "board": {"system"},
     "diagnosis": {"board"},
     "protocol": {"diagnosis", "settings"},
     "transport": {"launch", "protocol", "system"},
@@ -99,6 +100,18 @@ def test_memory_and_storage_know_nothing_of_the_trainer() -> None:
     for part in ("memory", "storage"):
         for path in (PACKAGE / "checkpoint" / part).glob("*.py"):
             assert not [name for name in imported(path) if name.startswith("outlast.checkpoint.trainer")], path
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_proc_is_read_and_prctl_called_in_one_module_each(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    module = name_of(path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            assert module == "outlast.system.proc" or not re.search(r"/proc\b", node.value), f"line {node.lineno}"
+        if isinstance(node, ast.Attribute) and node.attr == "prctl":
+            assert module == "outlast.system.prctl", f"line {node.lineno}"
 
 
 def test_class_names_are_unique() -> None:

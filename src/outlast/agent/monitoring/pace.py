@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 from outlast.board import Totals
 from outlast.core.stragglers.pace import Strides, interval
 from outlast.protocol.paces import Pace
+from outlast.system import proc
 
 
 class Pacing:
@@ -50,7 +50,7 @@ class Pacing:
 def busy_seconds(pid: int) -> float | None:
     """How long the main thread of a process has run, or waited for a processor; None: the kernel does not say."""
     try:
-        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        ran, waited, _ = proc.read(pid, "schedstat").split()
     except (OSError, ValueError):
         return None
     return (int(ran) + int(waited)) / 1e9

@@ -42,6 +42,7 @@ from outlast.diagnosis.stack import (
     read_py_spy,
     trim,
 )
+from outlast.system import proc
 from outlast.system.pidfd import exited
 
 # Those of worker/dump.py, which an agent does not import.
@@ -170,10 +171,9 @@ def _dump_of(pid: int) -> IO[bytes] | None:
     if caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1:
         return None
     with suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                if DUMP in str(link.readlink()):
-                    return open(link, "r+b", buffering=0)
+        for path, name in proc.open_files(pid):
+            if DUMP in name:
+                return open(path, "r+b", buffering=0)
     return None
 
 
@@ -200,24 +200,24 @@ def _trouble(stack: Stack, tool: str, interrupt: bool) -> str:
 
 
 def _state(pid: int) -> str:
-    fields = _read(pid, "stat").rpartition(")")[2].split()
-    return fields[0] if fields else ""
+    with suppress(OSError):
+        stat = proc.stat(pid)
+        return stat.state if stat is not None else ""
+    return ""
 
 
 def _children(pid: int) -> tuple[Child, ...]:
     pids: list[int] = []
     with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            pids += map(int, _read(pid, f"task/{task.name}/children").split())
+        pids = proc.children(pid)
     named = ((child, _read(child, "comm").strip(), _state(child)) for child in sorted(pids)[:CHILDREN])
     return tuple(Child(child, name, state) for child, name, state in named if state)
 
 
 def _read(pid: int, what: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
-    except OSError:
-        return ""  # it has ended, or is not for us to see
+    with suppress(OSError):
+        return proc.read(pid, what).decode(errors="replace")
+    return ""
 
 
 def _plain() -> dict[str, str]:

@@ -10,27 +10,30 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from outlast.system import proc
+
 CGROUPS = Path("/sys/fs/cgroup")
 LOG = Path("/dev/kmsg")
 MOST_RECORDS = 5_000  # of the kernel's log, that are read at once
 RECORD = 8192
-_INITIAL_PIDS = "pid:[4026531836]"  # the namespace whose pids the kernel's log has
+_INITIAL_PIDS = 4026531836  # the namespace whose pids the kernel's log has
 _OF_A_PROCESS = re.compile(r"process (\d+)|\bpid[=: ]+'?(\d+)")
 _TELLING = re.compile(
     r"NVRM: Xid|out of memory: kill|oom-kill:|hardware error|i/o error|lockup|nfs: server", re.IGNORECASE
 )
 
 
-def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS) -> int | None:
+def oom_kills() -> int | None:
     """How often the OOM killer struck in the memory cgroup of this process, which is its workers' too.
 
     None: this system does not say.
     """
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return None
-    for path in _counters(lines, root):
+    return count_oom_kills(os.fsdecode(proc.read(proc.SELF, "cgroup")), CGROUPS)
+
+
+def count_oom_kills(cgroups: str, root: Path) -> int | None:
+    """The same for the cgroups of a process, as /proc lists them, which are mounted below `root`."""
+    for path in _counters(cgroups.splitlines(), root):
         try:
             words = path.read_text().split()
         except OSError:
@@ -68,7 +71,7 @@ class KernelLog:
         except OSError:
             self.close()  # not for us, or no such thing here
         try:
-            self._knows_pids = os.readlink("/proc/self/ns/pid") == _INITIAL_PIDS  # noqa: PTH115
+            self._knows_pids = proc.namespace("pid") == _INITIAL_PIDS
         except OSError:
             self._knows_pids = False
 

@@ -6,7 +6,8 @@ while leases are renewed it wakes once per lease, and not at all where no worker
 it when that would be too late: a byte says that there are new workers or an earlier end; its end is the agent's.
 
 Run by its path, `python -I -S guard_process.py MEMORY BELL`, with few imports: it is there for as long as the agent
-is, on every node. It tells time as `outlast/system/clock.py` does, and says why there.
+is, on every node. Of ours it imports `system/proc.py` alone, which imports nothing that is not here already. It tells
+time as `outlast/system/clock.py` does, and says why there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ import os
 import select
 import sys
 import time
+
+if __name__ == "__main__":  # the path has nothing but the standard library
+    sys.path.append(__file__.rpartition("/outlast/")[0])
+
+from outlast.system import proc
 
 WORD = 8  # bytes. The page is the end of the lease, then one word per worker; each is written by a single store
 PID_BITS = 22  # no pid needs more, by the kernel's own limit
@@ -94,31 +100,18 @@ def send_kill(target: int) -> None:
 
 def members(sessions: set[int]) -> set[int]:
     """The processes in these sessions that have not ended."""
-    found = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib is a megabyte)
-        stat = stat_of(name) if name.isdecimal() else []
-        if stat and stat[0] not in ("Z", "X") and int(stat[3]) in sessions:
-            found.add(int(name))
-    return found
+    stats = ((pid, proc.stat(pid)) for pid in proc.pids())
+    return {pid for pid, stat in stats if stat is not None and not stat.ended and stat.session in sessions}
 
 
 def identity(pid: int) -> int:
     """A process in one word: its pid, and when it started, so that no later process of that pid is taken for it."""
-    stat = stat_of(str(pid))
-    return int(stat[19]) << PID_BITS | pid if stat else NOBODY
+    stat = proc.stat(pid)
+    return stat.started << PID_BITS | pid if stat is not None else NOBODY
 
 
 def pid_of(word: int) -> int:
     return word & (1 << PID_BITS) - 1
-
-
-def stat_of(pid: str) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; none if there is no such process, or not for us (hidepid)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []
 
 
 def checked(result: int) -> int:

@@ -14,9 +14,8 @@ import logging
 import os
 import struct
 from collections.abc import Iterable
-from pathlib import Path
 
-from outlast.system import clock, private
+from outlast.system import clock, private, proc
 from outlast.transport import token
 
 log = logging.getLogger("agent")
@@ -122,9 +121,8 @@ def _ground(descriptor: int) -> list[str]:
     The file, because there may be another: agents with another TMPDIR, or after somebody has cleaned it up. The boot,
     because the directory may be on a file server, and the first network namespace has the same number everywhere.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     status = os.fstat(descriptor)
-    return [boot, str(token._here()), f"{status.st_dev}:{status.st_ino}"]
+    return [proc.boot_id(), str(token._here()), f"{status.st_dev}:{status.st_ino}"]
 
 
 def _numbered(name: str) -> Iterable[str]:

@@ -8,7 +8,6 @@ where all have exited with 0 what they left running is left alone.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import logging
 import os
@@ -18,8 +17,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from outlast.system import prctl, proc
 from outlast.system.pidfd import exited, pidfd_open
 
 logger = logging.getLogger(__name__)
@@ -30,18 +29,11 @@ Fork = Callable[[Sequence[Sequence[str]], Sequence[Mapping[str, str]], "Sequence
 # After SIGKILL only the kernel can hold a process (uninterruptible sleep, on a GPU or a dead file server).
 ABANDON_AFTER = 10.0
 # Programs that remove semaphores and shared memory of the processes that they serve, when the last of these has ended.
-TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+TIDIERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 TIDYING = 2.0  # seconds for that
 
 _MARK = "OUTLAST_WORKER_GROUP"  # tells our workers' descendants from all other children of this process
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _SETTABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-
-# Resolved now, because between fork and exec nothing may be looked up.
-_libc = ctypes.CDLL(None, use_errno=True)
-_prctl = _libc.prctl
-_prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
 class WorkersNotStarted(OSError):
@@ -287,7 +279,7 @@ class WorkerGroup:
         """Our children that a worker of this group started, in whichever session they are now."""
         mine = set(self.pids)
         mark = f"{_MARK}={self._mark}".encode()
-        return [pid for pid in _children() if pid not in mine and _descends(pid, mine, mark)]
+        return [pid for pid in proc.children(os.getpid()) if pid not in mine and _descends(pid, mine, mark)]
 
     def _undo_start(self) -> None:
         for worker in self._workers:
@@ -299,9 +291,7 @@ class WorkerGroup:
 
 def be_subreaper(on: bool = True) -> None:
     """Make this process inherit the orphans among its descendants, for as long as it is an agent."""
-    if _prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    prctl.inherit_orphans(on)
     # Ignored, as some parents leave it, the kernel would throw our workers' exit codes away.
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -377,9 +367,7 @@ def start_bound(
 
 def _before_exec(agent: int) -> Callable[[], None]:
     def prepare() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != agent:  # it died before the line above could take effect
-            os._exit(1)
+        prctl.die_with(agent)
         for signum in _SETTABLE:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -432,37 +420,13 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def _children() -> list[int]:
-    """The pids of this process's children, zombies among them."""
-    tasks = Path("/proc/self/task")
-    if not (tasks / str(os.getpid()) / "children").exists():
-        everybody = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-        return [pid for pid in everybody if _parent(pid) == os.getpid()]
-    pids: list[int] = []
-    for task in tasks.iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            pids += map(int, (task / "children").read_text().split())
-    return pids
-
-
-def _parent(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])
-
-
 def _tidies_up(pid: int) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
+    command = proc.command(pid)
     return any(tidier in command for tidier in TIDIERS)
 
 
 def _descends(pid: int, sessions: set[int], mark: bytes) -> bool:
     try:
-        return os.getsid(pid) in sessions or mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return os.getsid(pid) in sessions or mark in proc.environment(pid)
+    except (ProcessLookupError, PermissionError):
         return False

@@ -11,13 +11,12 @@ import logging
 import os
 import re
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from outlast.agent.processes.place import taken
 from outlast.agent.snapshots.keeper_process import KEPT, remove
 from outlast.checkpoint.storage.directory import touched
-from outlast.system import private
+from outlast.system import private, proc
 
 log = logging.getLogger("agent")
 
@@ -51,7 +50,8 @@ def _untouched_for(path: Path) -> float:
 
 def _is_used(path: Path, key: str) -> bool:
     """Whether there is a keeper, or an agent who may start one, or any process at all that has it open."""
-    return _is_kept(path) or taken(key) or any(_has_open(each, path) for each in Path("/proc").glob("[0-9]*/fd"))
+    names = (name for pid in proc.pids() for _, name in proc.open_files(pid))
+    return _is_kept(path) or taken(key) or any(Path(name).is_relative_to(path) for name in names)
 
 
 def _is_kept(path: Path) -> bool:
@@ -65,10 +65,4 @@ def _is_kept(path: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
-    return False
-
-
-def _has_open(descriptors: Path, path: Path) -> bool:
-    with suppress(OSError):  # just gone, or another user's
-        return any(each.readlink().is_relative_to(path) for each in descriptors.iterdir())
     return False

@@ -39,7 +39,7 @@ import msgspec
 import xxhash
 
 from outlast.checkpoint.storage.format import CHUNK, Save
-from outlast.system import private
+from outlast.system import private, proc
 
 VARIABLE = "OUTLAST_ARENA"
 STRIDE_FILE = "stride"  # a file in the arena: one in so many snapshots is copied to another node
@@ -382,7 +382,7 @@ class Arena:
         size = _slot_size(size)
         if self._directory is None:
             descriptor = os.memfd_create("outlast-arena", os.MFD_CLOEXEC)
-            path = f"/proc/self/fd/{descriptor}"
+            path = proc.descriptor_path(descriptor)
         else:
             private.make_directory(self._directory)
             path = str(self._directory / f"{self._number}.{number}")
@@ -454,7 +454,7 @@ def first_use(directory: Path, generation: int) -> tuple[float, int]:
 def open_slot(path: str | Path, *, writable: bool = False) -> Slot:
     """A slot that another made. Raises OSError, or ValueError for something else that lies there."""
     flags = os.O_RDWR if writable else os.O_RDONLY
-    anonymous = str(path).startswith("/proc/self/fd/")
+    anonymous = proc.is_descriptor_path(str(path))
     descriptor = os.open(path, flags | os.O_CLOEXEC) if anonymous else private.open_file(Path(path), flags)
     try:
         return Slot(str(path), descriptor, writable=writable)
@@ -512,8 +512,7 @@ def has_room(directory: Path, size: int) -> bool:
 
 def _room(directory: Path | None) -> int:
     """Bytes that can be had: of the file system, and of the machine."""
-    with open("/proc/meminfo") as file:
-        available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    available = proc.available_memory()
     if directory is None:
         return available
     status = os.statvfs(directory if directory.exists() else directory.parent)

@@ -344,15 +344,15 @@ def test_the_guard_is_in_a_session_of_its_own_and_no_orphan_of_a_worker() -> Non
 
 HIDDEN = """
 import os, signal
-from outlast.agent.processes import guard_process, workers
+from outlast.agent.processes import guard_process
+from outlast.system import proc
 os.setresuid(12345, 12345, 12345)
 child = os.fork()
 if child == 0:
     signal.pause()
 try:
     assert guard_process.members({os.getsid(0)}) >= {os.getpid(), child}
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    assert [pid for pid in pids if workers._parent(pid) == os.getpid()] == [child]
+    assert proc.find_children(os.getpid()) == [child]
 finally:
     os.kill(child, signal.SIGKILL)
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import os
 import resource
@@ -32,7 +31,7 @@ STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1000; done"
 def subreaper() -> Iterator[None]:
     be_subreaper()
     yield
-    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    be_subreaper(False)
 
 
 class Node:

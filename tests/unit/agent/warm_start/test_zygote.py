@@ -6,7 +6,6 @@ Every script here runs three ways: by plain Python, started by the agent, and fo
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ from outlast.agent.processes.workers import Streams, WorkerGroup, be_subreaper
 from outlast.agent.warm_start import zygote as agents_side
 from outlast.agent.warm_start.zygote import Zygote
 from outlast.agent.warm_start.zygote_process import ZygoteProcess
+from outlast.system import proc
 from outlast.worker import fitness
 from processes import alive
 
@@ -54,7 +54,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     be_subreaper()
     yield
-    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    be_subreaper(False)
 
 
 class Observed(Zygote):
@@ -653,7 +653,7 @@ def test_a_thread_that_knows_about_forks_is_no_reason_to_leave_a_module_out(tmp_
 def test_an_open_accelerator_makes_a_process_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitness.unfit() in ("", "it left a thread running", "it left a process running")
     monkeypatch.setattr(fitness, "_threads", lambda: 1)
-    monkeypatch.setattr(fitness, "_children", lambda: "")
+    monkeypatch.setattr(proc, "children", lambda _: [])
     assert fitness.unfit() == ""
     monkeypatch.setattr(fitness, "DEVICES", ("/dev/null",))  # as /dev/nvidia0 is, on a machine that has one
     with open("/dev/null"):
