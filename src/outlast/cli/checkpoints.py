@@ -1,4 +1,7 @@
-"""`outlast checkpoints`: what is in a directory of checkpoints, and whether it is whole. Only `export` needs torch."""
+"""`outlast checkpoints`: what is in a directory of checkpoints, and whether it is whole.
+
+Only `export` and `import` need torch.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,27 @@ WIDTH = 30  # characters of a progress bar
 def main(argv: Sequence[str]) -> int:
     """What is asked for. 1 if something is damaged or missing, 2 for what cannot be understood or done."""
     parser = Parser(prog="outlast checkpoints", description="Looks after a directory of checkpoints.")
-    actions = ["list", "verify", "show", "prune", "export"]
+    actions = ["list", "verify", "show", "prune", "export", "import"]
     parser.add_argument("action", choices=actions, help="What to do.")
     parser.add_argument(
         "path", help="What outlast.Checkpointer was given (a directory, s3://…), or one checkpoint in it."
     )
-    parser.add_argument("out", nargs="?", help="export: the file to write.")
-    parser.add_argument("--step", type=int, help="Only the checkpoint of this step; export: this, and not the newest.")
+    parser.add_argument("out", nargs="?", help="export: the file to write. import: the directory of checkpoints.")
+    parser.add_argument(
+        "--step", type=int, help="Only the checkpoint of this step; export: this, and not the newest; import: its step."
+    )
     parser.add_argument("--keep-last", type=int, help="prune: how many of the newest to keep.")
     parser.add_argument("--format", choices=["safetensors", "torch"], help="export: else by the name of the file.")
     parser.add_argument("--part", default="", help="export: only this entry of the state, as 'model'.")
+    parser.add_argument(
+        "--rename", action="append", default=[], metavar="OLD=NEW", help="import: call this entry of the state so."
+    )
     args, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         parser.unknown(unknown[0])
     try:
+        if args.action == "import":
+            return _import(args.path, args.out, args.step, args.rename)
         if args.out is not None and args.action != "export":
             raise ValueError(f"{args.action} takes one path, and not {args.out!r} as well")
         if args.action == "prune":
@@ -119,6 +129,19 @@ def _prune(path: Address, keep_last: int | None) -> int:
     for draft in disk.clear_drafts(path):
         print(f"removed {path / draft.name}, which nobody had written to for long")
     print(f"{len(disk.found(path))} left")
+    return 0
+
+
+def _import(path: str, out: str | None, step: int | None, renames: Sequence[str]) -> int:
+    if out is None:
+        raise ValueError("import needs two paths: what to import, and the directory of checkpoints")
+    names = dict(rename.partition("=")[::2] for rename in renames)
+    if not all(names.values()):
+        raise ValueError("--rename takes OLD=NEW, as in --rename optimizer=optim")
+    from outlast.checkpoint.trainer.foreign import import_checkpoint
+
+    made = import_checkpoint(Path(path), address(out), step=step, names=names)
+    print(f"{path}: {made}")
     return 0
 
 

@@ -48,6 +48,7 @@ from outlast.checkpoint.storage.storage import (
 from outlast.checkpoint.trainer.background import Background, KeeperClient, WriterThread
 from outlast.checkpoint.trainer.collector import paused
 from outlast.checkpoint.trainer.flight import Runway
+from outlast.checkpoint.trainer.foreign import is_foreign, open_foreign
 from outlast.checkpoint.trainer.interval import Every, Interval
 from outlast.checkpoint.trainer.layout import Furnished, ShardLayout, ShardPlan, Unsavable, make_plan
 from outlast.checkpoint.trainer.rank_group import RankGroup
@@ -190,7 +191,8 @@ class Checkpointer:
     ) -> int:
         """Load the newest good state, from memory or disk, and return its step; 0, changing nothing, if there is none.
 
-        `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP wrote.
+        `step` asks for that one and no other. `source` is a checkpoint's own directory, also one that DCP or Hugging
+        Face's Trainer wrote, or a file: of torch.save, safetensors or Lightning.
         Raises ValueError in one line if there are checkpoints but no good one, or if the state does not fit: a model or
         an optimizer with more, fewer or other parameters, groups or dtypes than were saved. `strict=False` loads what
         both have, and leaves the rest as it is.
@@ -202,9 +204,12 @@ class Checkpointer:
         self._interval.begin_anew()
         if source is not None:
             path = address(source)
-            if problem := self._load(
-                open_checkpoint(path, verify=(self._ranks.rank, self._ranks.world), foreign=True), state
-            ):
+            opening = (
+                open_foreign(path)
+                if isinstance(path, Path) and is_foreign(path)
+                else open_checkpoint(path, verify=(self._ranks.rank, self._ranks.world), foreign=True)
+            )
+            if problem := self._load(opening, state):
                 raise ValueError(problem)
             restored = self._saved_step if self._saved_step is not None else _step_in(path.name)
             if path.parent != self._directory:

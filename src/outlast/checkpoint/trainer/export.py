@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from outlast.checkpoint.storage.format import Damaged
 from outlast.checkpoint.storage.storage import Address
-from outlast.checkpoint.trainer.reader import open_checkpoint, read
+from outlast.checkpoint.trainer.reader import CheckpointSource, open_checkpoint, read
 from outlast.checkpoint.trainer.state import nest
 
 SAFETENSORS, TORCH = "safetensors", "torch"
@@ -60,26 +60,40 @@ def export(
         open_checkpoint(path, stream=True, progress=progress) as source,
         tempfile.TemporaryFile(dir=out.parent) as room,
     ):
-        paths = _chosen(source.metadata, part)
-        tensors = _targets(source.metadata, paths, room.fileno())
-        flat: dict[str, Any] = {name: tensors.get(name) for name in paths}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that there is no process group
-                objects = read(source, flat)
-        except CheckpointException as error:
-            first = next(iter(error.failures.values()))[0]
-            if isinstance(first, Damaged | OSError):
-                raise first from None
-            raise ValueError(f"{source.name} cannot be read: {' '.join(str(first).split())}") from error
+        paths, tensors, objects = _assemble(source, part, room.fileno())
         skip = f"{part}." if part else ""
         if kind == TORCH:
-            nested = nest(flat | objects, paths)
+            nested = nest(tensors | objects, paths)
             _whole(out, lambda draft: torch.save(nested[part] if part else nested, draft))
             return []
         named = {name.removeprefix(skip): tensor for name, tensor in tensors.items()}
         _whole(out, lambda draft: _safetensors().save_file(named, draft, metadata={"format": "pt"}))
         return sorted(name.removeprefix(skip) for name in objects)
+
+
+def assemble(path: Address, room: int) -> dict[str, Any]:
+    """The whole state of a checkpoint, of ours or of DCP's, its tensors put together in a file. Raises as `export`."""
+    with open_checkpoint(path, foreign=True) as source:
+        paths, tensors, objects = _assemble(source, "", room)
+        return nest(tensors | objects, paths)
+
+
+def _assemble(
+    source: CheckpointSource, part: str, room: int
+) -> tuple[dict[str, tuple[str | int, ...]], dict[str, torch.Tensor], dict[str, Any]]:
+    """The way to each thing, the tensors and the objects, by name."""
+    paths = _chosen(source.metadata, part)
+    tensors = _targets(source.metadata, paths, room)
+    flat: dict[str, Any] = {name: tensors.get(name) for name in paths}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is no process group
+            return paths, tensors, read(source, flat)
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        if isinstance(first, Damaged | OSError):
+            raise first from None
+        raise ValueError(f"{source.name} cannot be read: {' '.join(str(first).split())}") from error
 
 
 def _chosen(contents: Metadata, part: str) -> dict[str, tuple[str | int, ...]]:

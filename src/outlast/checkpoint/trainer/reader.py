@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.utils import _DistWrapper
 
 from outlast.checkpoint.memory.arena import Mark
@@ -37,7 +37,7 @@ from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.storage import Address, storage_of
 from outlast.checkpoint.trainer.layout import LARGE, template
-from outlast.checkpoint.trainer.state import Targets
+from outlast.checkpoint.trainer.state import NamedMetadata, Targets, name_parameters
 
 
 def _member(kind: Any, name: Any) -> Any:
@@ -204,12 +204,23 @@ class CheckpointSource:
         shards: Mapping[str, Bytes],
         expect: Mapping[str, Callable[[int, int], None]] | None = None,
         save: Save | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
+        self.values = values  # of one that was read already, by name, and has no shards
         self.save = save  # None: of a checkpoint that is not one of ours
         self.metadata = contents
         self.shards = shards
         self.expect = expect or {}  # by shard: to be told of a large part that is about to be read
+
+    def renamed(self, metadata: NamedMetadata) -> CheckpointSource:
+        """The same, with other names for what is in it."""
+        if not metadata.names:
+            return self
+        values = self.values
+        if values is not None:
+            values = {metadata.names.get(name, name): value for name, value in values.items()}
+        return CheckpointSource(self.name, metadata.metadata, self.shards, self.expect, self.save, values)
 
 
 @contextmanager
@@ -302,7 +313,9 @@ def load(
     """
     distributed = dist.is_available() and dist.is_initialized()
     try:
-        targets = Targets(state, source.metadata, group, strict=strict)
+        named = name_parameters(source.metadata, state)
+        source = source.renamed(named)
+        targets = Targets(state, named, group, strict=strict)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a mapping is not writable
             targets.flat |= read(source, targets.flat, group, distributed=distributed)
@@ -361,7 +374,7 @@ class Reader:
         self._source = source
         self._storage: dict[Any, Any] = source.metadata.storage_data or {}
 
-    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+    def read(self, plan: LoadPlan, planner: Planner) -> None:
         items = sorted(plan.items, key=self._place)  # as it lies there
         with torch.no_grad(), self._looking_ahead(items):
             for item in items:
@@ -390,12 +403,15 @@ class Reader:
             if large:
                 thread.join()
 
-    def _read(self, item: ReadItem, planner: LoadPlanner) -> None:
-        view = self._bytes(item)
+    def _read(self, item: ReadItem, planner: Planner) -> None:
+        values = self._source.values
         if item.type is LoadItemType.BYTE_IO:
-            planner.load_bytes(item, io.BytesIO(view))
+            if values is not None:
+                planner.objects[item.dest_index.fqn] = values[item.storage_index.fqn]
+            else:
+                planner.load_bytes(item, io.BytesIO(self._bytes(item)))
             return
-        tensor = self._tensor(item, view)
+        tensor = values[item.storage_index.fqn] if values is not None else self._tensor(item, self._bytes(item))
         for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             tensor = tensor.narrow(dimension, start, length)
         target = planner.resolve_tensor(item).detach()

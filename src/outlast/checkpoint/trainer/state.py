@@ -12,6 +12,7 @@ import inspect
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 from typing import Any, Protocol, runtime_checkable
@@ -205,17 +206,57 @@ def _enter(container: Any, key: str | int, value: Any) -> Any:
     return container.setdefault(key, value)
 
 
+@dataclass(frozen=True)
+class NamedMetadata:
+    """What a checkpoint holds, with full names for parameters of optimizers that were saved by their numbers."""
+
+    metadata: Metadata
+    names: Mapping[str, str]  # as it is stored: as it is called here
+    numbered: frozenset[str]  # optimizers whose groups name parameters by numbers
+
+
+def name_parameters(metadata: Metadata, state: Mapping[str, Any]) -> NamedMetadata:
+    """`optim.state.3.exp_avg`, as `optimizer.state_dict()` has it, is `optim.state.layer.weight.exp_avg` to DCP."""
+    paths: dict[str, Path] = dict(metadata.planner_data or {})
+    names: dict[str, str] = {}
+    numbered = set()
+    for name, value in state.items():
+        model = owner(value, state) if isinstance(value, torch.optim.Optimizer) else None
+        own = {key: path for key, path in paths.items() if path[:2] == (name, "state") and len(path) > 2}
+        own = {key: path for key, path in own.items() if path[2] != _KEYS}
+        if model is None or not own or not all(str(path[2]).isdecimal() for path in own.values()):
+            continue
+        numbered.add(name)
+        parameters = [each for group in _optimizer(value, model)["param_groups"] for each in group["params"]]
+        for key, (_, _, number, *rest) in own.items():
+            if int(number) < len(parameters):
+                paths[key] = (name, "state", parameters[int(number)], *rest)
+                names[key] = ".".join(map(str, paths[key]))
+    if not numbered:
+        return NamedMetadata(metadata, {}, frozenset())
+    dropped = {f"{name}.state.{_KEYS}" for name in numbered}
+    stored = {names.get(key, key): its for key, its in metadata.state_dict_metadata.items() if key not in dropped}
+    places = {
+        replace(index, fqn=names.get(index.fqn, index.fqn)): place for index, place in metadata.storage_data.items()
+    }
+    ways = {names.get(key, key): path for key, path in paths.items() if key not in dropped}
+    renamed = replace(metadata, state_dict_metadata=stored, planner_data=ways, storage_data=places)
+    return NamedMetadata(renamed, names, frozenset(numbered))
+
+
 class Targets:
     """Where a checkpoint is loaded to: tensors that are there already are filled, all else is made anew."""
 
     def __init__(
         self,
         state: Mapping[str, Any],
-        metadata: Metadata,
+        named: NamedMetadata,
         group: dist.ProcessGroup | None = None,
         *,
         strict: bool = True,
     ) -> None:
+        metadata = named.metadata
+        self._numbered = named.numbered
         self._state = state
         self._strict = strict  # else what only one of the two has is left as it is
         self._live_parts: dict[str, Any] = {}  # what was there of values that are replaced
@@ -273,16 +314,28 @@ class Targets:
     def _live(self, name: str, nested: Nested) -> None:
         """What the object has now is what it wants."""
         flat, paths = flatten({name: nested})
+        for key, path in self._options(name, nested).items():
+            if key not in flat:
+                flat[key], paths[key] = None, path
         missing = [key for key in flat if key not in self._names]
         if self._strict:
             self._refuse_another(name, flat, missing)
-        else:  # which parameters an optimizer has is not up to the checkpoint
+        if not self._strict or name in self._numbered:  # which parameters an optimizer has is not up to the checkpoint
             missing += [
                 key for key, path in paths.items() if path[1:2] == ("param_groups",) and path[3:] == ("params",)
             ]
         self._kept |= {key: flat.pop(key) for key in {*missing}}
         self.flat |= flat
         self.paths |= paths
+
+    def _options(self, name: str, nested: Nested) -> dict[str, Path]:
+        """What is stored of an optimizer's groups: they take options that they do not have, as a schedule adds."""
+        groups = len(nested.get("param_groups", ())) if isinstance(nested.get("param_groups"), list) else 0
+        return {
+            key: path
+            for key, path in self._paths.items()
+            if path[:2] == (name, "param_groups") and len(path) == 4 and int(path[2]) < groups
+        }
 
     def _refuse_another(self, name: str, flat: Mapping[str, Any], missing: Sequence[str]) -> None:
         """Raise ValueError if an object is not like the one that was saved."""
