@@ -14,6 +14,7 @@ from outlast.board import HALT, PAUSES, VARIABLE, Board
 from outlast.checkpoint.trainer import checkpointer as checkpoints
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.core.job.planned_change import Change
+from outlast.events.reasons import InheritedChange, Saved
 from outlast.protocol.generations import Halted
 from outlast.protocol.rules import Rules
 from outlast.worker.boundary import Boundaries
@@ -84,7 +85,7 @@ def test_all_ranks_halt_at_the_same_boundary_and_go_no_further(training: Trainin
     until(lambda: all(board.progress()[0].passed for board in boards))
     change, told = Change(RULES, 1), dict.fromkeys(range(RANKS), 0)
     threading.Event().wait(attempt / 1000)
-    halt = change.plan("one joined", {str(rank) for rank in range(RANKS)}, durable=False, now=0.0)
+    halt = change.plan(InheritedChange(), {str(rank) for rank in range(RANKS)}, durable=False, now=0.0)
     assert halt is not None
     for board in boards:
         board.halt(halt.at, durable=False)
@@ -97,7 +98,9 @@ def test_all_ranks_halt_at_the_same_boundary_and_go_no_further(training: Trainin
                 told = dict.fromkeys(range(RANKS), news.at)
                 for each in boards:
                     each.halt(news.at, durable=False)
-    assert "all ranks have saved" in change.outcome(0.0)
+    ended = change.outcome(0.0)
+    assert ended is not None
+    assert ended.saved is Saved.ALL
     (step,) = {steps[-1] for steps in training.halted_at}
     assert [board.progress()[0].passed for board in boards] == [step - 1] * RANKS
 
