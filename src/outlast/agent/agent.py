@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -28,7 +27,6 @@ from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.postmortem.verdicts import Judge
-from outlast.agent.processes.environment import worker_command, worker_environment
 from outlast.agent.processes.guard import Guard
 from outlast.agent.processes.place import Place
 from outlast.agent.processes.ports import StorePorts
@@ -95,6 +93,8 @@ from outlast.settings.settings import Settings
 from outlast.settings.values import termination_signal
 from outlast.system.clock import now
 from outlast.transport.commission import Tls
+from outlast.workloads.torch_job import TorchWorkload
+from outlast.workloads.workload import Attachments, Workload
 
 log = logging.getLogger("agent")
 
@@ -139,7 +139,8 @@ class Agent:
             keeps_up=lambda stride: self._feed(KeepsUp(stride)),
         )
         self._hurry: asyncio.Future[None] = self._loop.create_future()  # done when told twice to end
-        self._zygote = warm(launch, settings)
+        self._workload: Workload = TorchWorkload(launch, settings)
+        self._zygote = warm(self._workload, launch, settings)
         self._checker = Checker(
             launch, settings, zygote=lambda: self._zygote, found=lambda findings: self._feed(Examined(findings))
         )
@@ -423,7 +424,7 @@ class Agent:
         self._assignment = assignment
         if assignment.fresh and self._zygote is not None:
             self._zygote.close()
-            self._zygote = warm(launch, self._settings)
+            self._zygote = warm(self._workload, launch, self._settings)
         self._checker.drop()
         if self._finished is not None:  # others have not: what is left of that generation ends before the next one
             self._run(_sweep(self._finished), self._task_ended)
@@ -433,19 +434,11 @@ class Agent:
             if assignment.group_rank == 0:
                 self._take_port()
             self._watch = watch = self._watching()
-            hook, arena = self._settings.step_hook, str(self._keeper.arena)
             partner = self._keeper.begin(assignment.generation, self._address(), keeping)
+            offered = Attachments(arena=str(self._keeper.arena), partner=partner, requests=self._requests.address)
             environments = [
-                worker_environment(
-                    launch,
-                    assignment,
-                    r,
-                    os.environ,
-                    board=watch.address(r),
-                    arena=arena,
-                    partner=partner,
-                    desk=self._requests.address,
-                    step_hook=hook,
+                self._workload.environment(
+                    assignment, r, os.environ, msgspec.structs.replace(offered, board=watch.address(r))
                 )
                 for r in ranks
             ]
@@ -470,15 +463,14 @@ class Agent:
 
     def _workers(self, generation: int, environments: list[dict[str, str]], streams: list[Streams]) -> WorkerGroup:
         """The workers of a generation: forked from the zygote if it is ready, else as new processes."""
-        commands = [worker_command(self._launch, r) for r in range(self._launch.nproc)]
+        commands = [self._workload.command(r) for r in range(self._launch.nproc)]
 
         def on_exit(local_rank: int, pid: int, exit_code: int) -> None:
             self._exited(generation, local_rank, pid, exit_code)
 
         zygote = self._zygote
         if zygote is None:
-            hooked = self._settings.step_hook and commands[0][:2] == (sys.executable, "-u")
-            cold = partial(startup, purpose="hook -1") if hooked else dict
+            cold = partial(startup, purpose="hook -1") if self._workload.hooked else dict
             return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold)
         return WorkerGroup.start(
             commands, environments, streams, on_exit, fork=zygote.fork, cold=zygote.cold, pass_fds=[zygote.news]
@@ -498,10 +490,11 @@ class Agent:
             return  # it counts as not started
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
-        finished = self._assignment.first_rank + local_rank if exit_code == 0 else None
+        succeeded = self._workload.succeeded(exit_code)
+        finished = self._assignment.first_rank + local_rank if succeeded else None
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
-        if exit_code != 0 and not hung and not self._node.told_to_stop:
+        if not succeeded and not hung and not self._node.told_to_stop:
             failure = self._judged(self._inquest.failure(local_rank, pid, exit_code))
         self._feed(Exited(generation, failure, finished=finished))
         if self._group is None or self._group.alive:

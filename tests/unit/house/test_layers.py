@@ -26,6 +26,7 @@ ALLOWED = {
     "transport": {"launch", "protocol", "system"},
     "events": set(),
     "core": {"protocol", "settings", "diagnosis", "board", "events"},
+    "workloads": {"launch", "protocol", "settings", "system"},
     "errors": {"protocol"},
     "signatures": {"diagnosis"},
     "tracebacks": set(),

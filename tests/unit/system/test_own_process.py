@@ -34,7 +34,7 @@ def test_all_are_started_the_same_way() -> None:
     named = {
         path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if "sys.executable" in path.read_text()
     }
-    assert named <= {"system/own_process.py", "agent/warm_start/warming.py"} | OTHERS | ISOLATED
+    assert named <= {"system/own_process.py", "workloads/torch_job.py"} | OTHERS | ISOLATED
     assert len(TARGETS) >= 6
 
 

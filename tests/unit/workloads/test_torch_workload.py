@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from outlast.agent.processes.environment import worker_command, worker_environment, zygote_environment
 from outlast.agent.warm_start.spares import of_the_gpu
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.generations import Assignment
+from outlast.settings.settings import Settings
 from outlast.system import own_process
+from outlast.workloads.torch_job import TorchWorkload
+from outlast.workloads.workload import Attachments
 
 ASSIGNMENT = Assignment(
     generation=3,
@@ -46,6 +49,12 @@ def launch(**changes: Any) -> Launch:
     return Launch(**{**asked, **changes})
 
 
+def worker_environment(
+    asked: Launch, assignment: Assignment, local_rank: int, base: Mapping[str, str], **offered: str
+) -> dict[str, str]:
+    return TorchWorkload(asked, Settings()).environment(assignment, local_rank, base, Attachments(**offered))
+
+
 def test_ranks_count_from_the_first_of_the_node() -> None:
     environment = worker_environment(launch(), ASSIGNMENT, 3, {})
     assert environment["RANK"] == "7"
@@ -57,7 +66,7 @@ def test_ranks_count_from_the_first_of_the_node() -> None:
 
 def test_a_worker_sees_the_gpu_as_the_spare_that_becomes_it_has_seen_it() -> None:
     base = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0,1"}
-    theirs = of_the_gpu(zygote_environment(launch(), base))
+    theirs = of_the_gpu(TorchWorkload(launch(), Settings()).shared_environment(base))
     assert theirs.items() >= base.items()
     assert of_the_gpu(worker_environment(launch(), ASSIGNMENT, 1, base)) == theirs
 
@@ -110,7 +119,7 @@ def test_more_workers_than_visible_devices_is_refused() -> None:
 
 def test_the_local_rank_is_filled_into_arguments_and_other_dollars_stay() -> None:
     command = ("./${local_rank}", "--local-rank=${local_rank}", "$local_rank", "${HOME}", "$5 off")
-    assert worker_command(launch(command=command), 3) == (
+    assert TorchWorkload(launch(command=command), Settings()).command(3) == (
         "./${local_rank}",
         "--local-rank=3",
         "3",
@@ -120,7 +129,7 @@ def test_the_local_rank_is_filled_into_arguments_and_other_dollars_stay() -> Non
 
 
 def test_numa_binding_is_worked_out_in_the_workers_own_process() -> None:
-    command = worker_command(launch(numa_binding="node", command=("train", "${local_rank}")), 1)
+    command = TorchWorkload(launch(numa_binding="node", command=("train", "${local_rank}")), Settings()).command(1)
     assert command == (*own_process.command("outlast.worker.numa:run"), "node", "1", "--", "train", "1")
 
 
