@@ -15,18 +15,18 @@ STORY_LINES = 40
 REPLAYED = 8  # one in so many schedules is replayed from its journal
 
 
-def run(seed: int, *, planned: bool = False) -> Simulation:
+def run(seed: int, *, planned: bool = False, whole: bool = False) -> Simulation:
     """One schedule to its end, and some of them a second time from the journal."""
-    simulation = Simulation(seed, planned=planned)
+    simulation = Simulation(seed, planned=planned, whole=whole)
     simulation.run()
     if seed % REPLAYED == 0:
         simulation.replay()
     return simulation
 
 
-def tell(seed: int, lines: int = STORY_LINES, *, planned: bool = False) -> str:
+def tell(seed: int, lines: int = STORY_LINES, *, planned: bool = False, whole: bool = False) -> str:
     """The story of a schedule that breaks an invariant: what happened just before."""
-    simulation = Simulation(seed, trace=True, planned=planned)
+    simulation = Simulation(seed, trace=True, planned=planned, whole=whole)
     try:
         simulation.run()
         simulation.replay()
@@ -43,15 +43,16 @@ def main() -> int:
     parser.add_argument("--story", type=int, default=STORY_LINES, help="how many lines before a violation are shown")
     parser.add_argument("--keep-going", action="store_true", help="count violations instead of stopping at the first")
     parser.add_argument("--planned", action="store_true", help="ranks save before nodes join and drain")
+    parser.add_argument("--whole", action="store_true", help="default settings, and all that workers and agents do")
     arguments = parser.parse_args()
     first, last = (int(part) for part in arguments.seeds.split(":"))
     began = time.process_time()  # other work on this machine does not count
-    events, virtual, generations, lives = 0, 0.0, 0, 0
+    events, virtual, generations, lives, said = 0, 0.0, 0, 0, 0
     endings: Counter[str] = Counter()
     broken: dict[str, list[int]] = {}
     for seed in range(first, last):
         try:
-            simulation = run(seed, planned=arguments.planned)
+            simulation = run(seed, planned=arguments.planned, whole=arguments.whole)
         except (AssertionError, LookupError, TypeError, AttributeError) as error:
             name = error.invariant if isinstance(error, Violation) else f"crash: {error!r}"
             broken.setdefault(name, []).append(seed)
@@ -62,17 +63,18 @@ def main() -> int:
         virtual += simulation.t
         generations += simulation.generations
         lives += len(simulation.lives)
+        said = max(said, simulation.most_said)
         endings[ending(simulation)] += 1
     took = time.process_time() - began
     done = sum(endings.values())
     print(f"{done} schedules in {took:.1f} s of CPU ({done / took:.0f}/s), {events} events, ", end="")
     print(f"{virtual / 3600:.1f} simulated hours ({virtual / took:.0f} per hour of CPU), ", end="")
-    print(f"{generations} generations, {lives} coordinators")
+    print(f"{generations} generations, {lives} coordinators, {said} messages in a heartbeat at most")
     print(", ".join(f"{count} {what}" for what, count in endings.most_common()))
     for invariant, seeds in broken.items():
         print(f"BROKEN {invariant}: {len(seeds)} seeds, {seeds[:8]}")
     for seeds in broken.values():
-        print(tell(seeds[0], arguments.story, planned=arguments.planned))
+        print(tell(seeds[0], arguments.story, planned=arguments.planned, whole=arguments.whole))
     return 1 if broken else 0
 
 

@@ -10,7 +10,13 @@ from outlast.protocol.generations import Assignment, Start
 from outlast.protocol.membership import Over
 from outlast.protocol.rules import Rules
 
-ENDS = ("it was told to stop", "interrupted on", "no node is left", "(pend_timeout)")  # reasons for which a job may end
+ENDS = (
+    "it was told to stop",
+    "interrupted on",
+    "no node is left",
+    "(pend_timeout)",
+    "--ft-crash-loop=",
+)  # reasons for which a job may end
 
 
 class Violation(AssertionError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from outlast.protocol.rules import Rules
+from outlast.settings.settings import JobSettings
 
 FAULTS = (
     "crash", "power", "cut", "split", "flap", "reset", "drain", "interrupt", "join",
@@ -42,12 +43,14 @@ class Schedule:
     comeback: float  # the probability that the host of an ended agent starts another
 
 
-def draw(random: Random) -> Schedule:
-    """The world of one seed."""
+def draw(random: Random, settings: Random | None = None) -> Schedule:
+    """The world of one seed. With `settings`: the job has those that people run, or any that they may."""
     kind = random.choices(("any", "tie", "kills"), (8, 1, 1))[0]
     if kind == "kills":
-        return _only_kills(random)
+        return _only_kills(random, settings)
     rules = _rules(random, tie=kind == "tie")
+    if settings is not None:
+        rules = _set(settings, rules, kind)
     timeout = rules.node_timeout
     quiet = timeout * random.uniform(2, 14)
     faults = FAULTS if kind == "any" else HARMLESS_TO_TIES
@@ -78,11 +81,14 @@ def draw(random: Random) -> Schedule:
     )
 
 
-def _only_kills(random: Random) -> Schedule:
+def _only_kills(random: Random, settings: Random | None) -> Schedule:
     """The coordinator is killed again and again, and comes back soon: the job does not notice."""
     nodes = random.randint(2, 6)
     timeout = random.choice((0.5, 1.0, 3.0))
     rules = _rules(random, tie=False, timeout=timeout, nodes=(random.randint(1, nodes), nodes), unit=1)
+    if settings is not None:
+        rules = _set(settings, rules, "kills")
+        timeout = rules.node_timeout
     begin = rules.last_call + 3 * timeout
     quiet = begin + timeout * random.uniform(2, 10)
     kills = [(random.uniform(begin, quiet), random.choice(("kill", "kill", "amnesia"))) for _ in range(8)]
@@ -140,4 +146,39 @@ def _rules(
         exclude_for=timeout,
         eviction_limit=2,
         planned_change_timeout=0.0,
+    )
+
+
+def _set(random: Random, rules: Rules, kind: str) -> Rules:
+    """The same job with default settings, or, now and then, with any others."""
+    asked = {
+        name: getattr(rules, name) for name in Rules.__struct_fields__ if name not in JobSettings.__struct_fields__
+    }
+    node_unit, tie_break = rules.node_unit, rules.tie_break
+    calm = kind == "kills"
+    if random.random() < 0.7:
+        return Rules(**asked, node_unit=node_unit, tie_break=tie_break)
+    timeout = 10 ** random.uniform(-1, 1.5)
+    return Rules(
+        **asked,
+        node_unit=node_unit,
+        tie_break=tie_break,
+        use_infra_group_rank=random.random() < 0.5,
+        last_call=timeout * (random.choice((0.3, 1.0, 3.0)) if calm else random.choice((0.0, 0.3, 1.0, 3.0))),
+        pend_timeout=timeout * random.uniform(3, 30),
+        empty_timeout=timeout * random.uniform(0.5, 8),
+        node_timeout=timeout,
+        restart_grace=timeout * random.choice((0.0, 0.01, 0.1, 0.6)),
+        failover=random.random() < 0.7,
+        crash_loop=random.choice((0, 2, 3, 10)),
+        exclude_for=timeout * random.choice((1, 5, 50)),
+        eviction_limit=random.randint(0, 3),
+        straggler="warn" if calm else random.choice(("warn", "exclude", "off")),
+        straggler_factor=random.uniform(1.05, 2.0),
+        planned_change_timeout=timeout * random.choice((0.0, 0.3, 2.0, 6.0)),
+        network_check=not calm and random.random() < 0.3,
+        exclude_straggler=random.random() < 0.5,
+        slow_node_factor=random.uniform(1.1, 3.0),
+        node_check_timeout=max(1.0, timeout),
+        comm_perf_test=random.random() < 0.5,
     )

@@ -6,8 +6,9 @@ One seed is one schedule. The heap holds (time, number, what, arguments); every 
 - Hosts, each with a clock of its own, an agent, its workers, a guard that ends them with their lease, and perhaps a
   coordinator. A host without power says nothing. A coordinator outlives its agent, and is started again by it.
 - A connection carries messages late, and, where the schedule says so, reordered, doubled, or not at all. What is
-  sent into a partition is lost, or comes when it heals. What comes on a connection that its receiver no longer
-  regards as the current one is dropped. Partitions are between hosts, and may be one-way.
+  sent into a partition is lost, or comes when it heals. What workers ask is never lost, for it is not repeated on the
+  same connection. What comes on a connection that its receiver no longer regards as the current one is dropped.
+  Partitions are between hosts, and may be one-way.
 - An agent that is killed takes its workers with it, and its connection closes; a connection that breaks is noticed
   by each side when it is. Agents and coordinators may stand still for a while, with their sockets open.
 - A coordinator that is started again has what it last wrote down, or less of it, or only what its agent knows.
@@ -24,6 +25,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+from habits import Habits
 from invariants import Violation, Witness
 from msgspec.structs import replace
 from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
@@ -36,6 +38,7 @@ from outlast.core.job.inputs import Event, Joined, Lost
 from outlast.core.job.job import Job
 from outlast.core.job.phase import Phase
 from outlast.core.job.state import FIRST_NODE
+from outlast.core.membership.liveness import BEATS, ORPHANS
 from outlast.core.membership.roster import world_of
 from outlast.core.node import commands as node_commands
 from outlast.core.node import inputs as node_inputs
@@ -50,11 +53,14 @@ from outlast.protocol.failures import FailoverStrategy, Failure
 from outlast.protocol.generations import Assignment, Halted, Start
 from outlast.protocol.membership import Ack, Join, Leaving, Over, Report
 from outlast.protocol.messages import FromAgent, FromCoordinator
+from outlast.protocol.paces import Paces
 from outlast.protocol.rules import Rules
+from outlast.protocol.shards import Query, Told
 from outlast.protocol.succession import Charter, Standing, Term
 
-MOST_EVENTS = 200_000  # a schedule with more is a busy loop
+MOST_EVENTS = 400_000  # a schedule with more is a busy loop
 MOST_AGENTS = 9
+MOST_SAID = 25  # messages on one connection, in one direction, in one heartbeat
 PORT = 29400
 STEPS = 20  # boundaries in a node time-out
 FIN = None  # the last message of a connection in one direction
@@ -92,20 +98,25 @@ class Host:
 
 
 class Connection:
-    __slots__ = ("agent", "broken", "closed", "coordinator", "down_last", "up_last")
+    __slots__ = ("agent", "broken", "closed", "coordinator", "down_last", "said", "since", "up_last")
 
     def __init__(self, of: Agent, to: Life) -> None:
         self.agent = of
         self.coordinator = to
         self.broken = False
         self.closed = False  # by the coordinator
+        self.said = {True: 0, False: 0}  # messages up and down since the present heartbeat began
+        self.since = -NEVER
         self.up_last = self.down_last = 0.0  # when the latest message so far arrives
 
 
 class Group:
     """The workers of one generation on one node."""
 
-    __slots__ = ("agent", "alive", "halt", "passed", "place", "processes", "running", "sealed", "stop_at")
+    __slots__ = (
+        "agent", "alive", "halt", "hung", "late", "pace", "passed", "place", "processes", "running", "sealed",
+        "stop_at",
+    )  # fmt: skip
 
     def __init__(self, of: Agent, place: Assignment) -> None:
         self.agent = of
@@ -116,21 +127,23 @@ class Group:
         self.stop_at = NEVER
         self.halt: int | None = None  # the boundary at which its workers are to halt; 0: not named yet
         self.passed = self.sealed = 0
+        self.late = self.hung = False  # ranks of it; and they are about to be ended for that
+        self.pace = 0.0  # seconds of a step
 
 
 class Agent:
     """One life of one agent."""
 
     __slots__ = (
-        "alive", "backlog", "born", "connection", "findings", "fit", "group", "host", "id", "infra_rank", "last",
-        "lease", "node", "nproc", "paused", "probed", "since", "timer",
+        "agreed", "alive", "backlog", "born", "connection", "findings", "fit", "group", "host", "id", "infra_rank",
+        "last", "lease", "node", "nproc", "paused", "probed", "since", "stride", "timer",
     )  # fmt: skip
 
-    def __init__(self, host: Host, random: Random, node: Node, t: float) -> None:
+    def __init__(self, host: Host, random: Random, node: Node, nproc: int, t: float) -> None:
         self.id = node.me
         self.host = host
         self.node = node
-        self.nproc = random.choice((1, 1, 2))
+        self.nproc = nproc
         # In another order than the hosts', and never twice: two nodes of one rank are not let in.
         self.infra_rank = random.choice((None, 1000 * random.randint(0, 3) + host.number, host.number))
         self.alive = True
@@ -146,6 +159,8 @@ class Agent:
         self.probed = (0, 0)  # the newest probe
         self.findings: Findings | None = None  # of that one
         self.fit: bool | None = None  # None: nobody has looked
+        self.agreed: dict[str, float] = {}  # the longest times of all ranks
+        self.stride = 1  # of the snapshots that are copied
 
     def join(self, rules: Rules, report: Report) -> Join:
         node = self.node
@@ -167,6 +182,7 @@ class Agent:
             charter=node.charter,
             assignment=node.assignment,
             since=self.born,
+            hands=node.hands,
         )
 
 
@@ -205,17 +221,22 @@ class Simulation:
         job: type[Job] = Job,
         node: type[Node] = Node,
         checks: bool = False,  # nodes are checked, and some are not fit
+        whole: bool = False,  # the settings that people run, and all that workers and agents do
     ) -> None:
         self.random = random = Random(seed)
-        self.schedule: Schedule = draw(random)
+        self.schedule: Schedule = draw(random, Random(f"settings {seed}") if whole else None)
         self.saves = planned and random.random() < 0.9  # else workers come to no boundary
         if planned and self.schedule.kind != "kills":
             timeout = self.schedule.rules.node_timeout * random.choice((0.3, 2, 6))
             self.schedule.rules = replace(self.schedule.rules, planned_change_timeout=timeout)
         self.rules = rules = self.schedule.rules
+        self.most_said = 0  # messages on one connection, in one direction, in one heartbeat
+        self.done: set[str] = set()  # the kinds of commands that nodes gave
         self.saved = 0  # changes before which all ranks had saved
         if checks:
             self.rules = rules = replace(rules, network_check=True, node_check_timeout=max(1.0, rules.node_timeout))
+        if whole:
+            self.saves = Random(f"saves {seed}").random() < 0.5
         self._luck = Random(seed)  # of checks alone: whatever else a seed means stays
         self.t = 0.0
         self.events = 0
@@ -244,6 +265,7 @@ class Simulation:
         self._settled = False
         self._struck = False
         self._quiet_since = NEVER
+        self._habits = Habits(self, seed) if whole else None
 
     def run(self) -> None:
         schedule, heap = self.schedule, self._heap
@@ -536,13 +558,27 @@ class Simulation:
         source, target = connection.coordinator.host, connection.agent.host
         self._send(False, connection, message, source, target)
 
+    def _count(self, up: bool, connection: Connection, message: Any) -> None:
+        """No state of the job makes its nodes and coordinators talk without pause: an answer asks for no answer."""
+        if isinstance(message, Query | Told | Paces | str | None):
+            return  # as many as workers ask, and as time passes
+        if self.t >= connection.since + self.rules.node_timeout / BEATS:
+            connection.since, connection.said = self.t, {True: 0, False: 0}
+        connection.said[up] += 1
+        self.most_said = max(self.most_said, connection.said[up])
+        if connection.said[up] > MOST_SAID:
+            said = f"{connection.said} between {connection.agent.id} and its coordinator, the last: {message}"
+            raise Violation("few messages in a heartbeat", said)
+
     def _send(self, up: bool, connection: Connection, message: Any, source: Host, target: Host) -> None:
+        self._count(up, connection, message)
+        asks = isinstance(message, Query | Told)  # not repeated on the same connection: TCP has to bring them
         if self._is_cut(source, target):
-            if self.random.random() < 0.6:
+            if self.random.random() < 0.6 or asks:
                 self._held.setdefault((source.number, target.number), []).append((up, connection, message))
             return
         last = message is FIN or message == RESET
-        if not last and self._is_lost():
+        if not last and self._is_lost() and not asks:
             return
         at = self.t + self._delay()
         before = connection.up_last if up else connection.down_last
@@ -593,8 +629,9 @@ class Simulation:
             host = Host(len(self._hosts) + 1, self.random)
             self._hosts.append(host)
         self._born += 1
-        node = self._node(f"n{self._born}", self._next_port())
-        one = host.agent = Agent(host, self.random, node, self.t)
+        nproc = self.random.choice((1, 1, 2))
+        node = self._node(f"n{self._born}", self._next_port(), ranks=nproc)
+        one = host.agent = Agent(host, self.random, node, nproc, self.t)
         self._agents[one.id] = one
         self._infra[one.id] = one.infra_rank
         self._tell(f"{one.id} arrives on host{host.number}, {one.nproc} workers, infra rank {one.infra_rank}")
@@ -688,6 +725,7 @@ class Simulation:
         if isinstance(event, node_inputs.Received) and isinstance(event.message, Ack | Start):
             one.since = self.t
         for command in one.node.handle(event, at):
+            self.done.add(type(command).__name__)
             if isinstance(command, node_commands.Tell):
                 connection = one.connection
                 if connection is not None:
@@ -712,7 +750,11 @@ class Simulation:
             elif isinstance(command, node_commands.Show):
                 if one.connection is not None:
                     self._send_up(one.connection, command.seen)
+            elif self._habits is not None and self._habits.carry_out(one, command):
+                pass
             else:
+                if not isinstance(command, node_commands.Exit):
+                    raise Violation("every command is carried out", f"{one.id}: {command}")
                 self._tell(f"{one.id} exits: {command.over.reason}")
                 if one.group is not None and one.group.alive:
                     raise Violation("an agent exits last", f"{one.id} leaves workers behind")
@@ -804,7 +846,8 @@ class Simulation:
         group = one.group
         if group is not None and group.alive:
             if fin:
-                self._after(self.random.random() * ORPHAN_SHARE * self.rules.node_timeout, self._orphaned, group)
+                longest = min(ORPHAN_SHARE * self.rules.node_timeout, 0.95 * ORPHANS)
+                self._after(self.random.random() * longest, self._orphaned, group)
             else:
                 self._gone(group)
         if fin and one.connection is not None:
@@ -832,6 +875,8 @@ class Simulation:
             self._broken, self._together = False, None
         self._groups.append(group)
         self._after(self.random.random() * 0.5 * self.rules.node_timeout, self._running, group)
+        if self._habits is not None:
+            self._habits.started(group)
 
     def _running(self, group: Group) -> None:
         if not group.alive or group.stop_at != NEVER:
@@ -840,6 +885,8 @@ class Simulation:
         random, timeout = self.random, self.rules.node_timeout
         if self._chaos and random.random() < self.schedule.failing:
             self._after(random.random() * 3 * timeout, self._fail, group, True)
+        if self._habits is not None:
+            self._habits.running(group)
         if self._broken:
             self._cascade(group)
         elif len(self._groups) == group.place.group_world_size and all(g.running for g in self._groups):
@@ -910,7 +957,8 @@ class Simulation:
         self._gone(group, whole=True)
         while group.processes:
             group.processes -= 1
-            self._to_node(one, node_inputs.Exited(generation))
+            rank = group.place.first_rank + group.processes
+            self._to_node(one, node_inputs.Exited(generation, finished=rank))
         self._to_node(one, node_inputs.Cleared(generation))
 
     def _fail(self, group: Group, by_itself: bool) -> None:
@@ -973,9 +1021,9 @@ class Simulation:
         self._gone(group)
         while left:
             left -= 1
-            ended_well = self.random.random() < 0.3
-            failure = None if ended_well else self._failure(one, place.first_rank + left, 0, -15)
-            self._to_node(one, node_inputs.Exited(place.generation, failure))
+            ended_well, rank = self.random.random() < 0.3, place.first_rank + left
+            failure = None if ended_well else self._failure(one, rank, 0, -15)
+            self._to_node(one, node_inputs.Exited(place.generation, failure, finished=rank if ended_well else None))
         self._cleared(group)
 
     def _cleared(self, group: Group) -> None:
@@ -1123,6 +1171,7 @@ class Simulation:
             + 5 * (rules.last_call + schedule.shutdown + rules.restart_grace)
             + 60 * rules.node_timeout
             + 5 * rules.planned_change_timeout
+            + 10 * rules.node_check_timeout * rules.network_check
             + FIRST_PATIENCE
             + FIRST_NODE
             + (3 * (self._work + schedule.spread) if self._work < NEVER else 0)
@@ -1156,7 +1205,8 @@ class Simulation:
         job = c.job
         if job.phase is Phase.OVER:
             return f"the job is over, and {', '.join(agents)} did not exit"
-        fit = sum(one.fit is not False for one in agents.values())
+        out = {one.id for one in agents.values() if job._state.recovery.evictions.is_out(f"host{one.host.number}")}
+        fit = sum(one.fit is not False and one.id not in out for one in agents.values())
         size = world_of(fit, least=self.rules.min_nodes, most=self.rules.max_nodes, unit=self.rules.node_unit)
         if not size or self._work < NEVER:
             return f"{len(agents)} agents live, and the job goes on, {job.phase.value}"
@@ -1172,5 +1222,6 @@ class Simulation:
             if group is None or not group.running or group.place.generation != job.generation:
                 return f"{name} does not run generation {job.generation}"
         # Of those that are not fit, some may just be checked once more.
-        known = fit - size <= job.spares <= len(agents) - size
-        return "" if known else f"{fit - size} spares, and the job knows {job.spares}"
+        if not fit - size <= job.spares <= len(agents) - size:
+            return f"{fit - size} spares, and the job knows {job.spares}"
+        return self._habits.open_point(job) if self._habits is not None else ""

@@ -10,6 +10,7 @@ import pytest
 from invariants import Violation
 from simulator import Simulation
 
+from outlast.core.hangs.calibration import CalibrationRounds
 from outlast.core.job.commands import Command
 from outlast.core.job.course import JobCourse
 from outlast.core.job.inputs import Event, Lost
@@ -26,12 +27,14 @@ from outlast.core.succession.authority import Authority, Electorate
 from outlast.events.events import NodeLeft
 from outlast.events.reasons import FencedNode, InheritedChange, JoinedNodes
 from outlast.protocol.generations import Assignment
-from outlast.protocol.membership import Ack, Join, Leaving, Report, State
+from outlast.protocol.membership import Ack, Join, Leaving, Report, State, Welcome
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.succession import Charter, Standing, Term
 
 MOST_SEEDS = 3000
 FIRST = {  # where to begin: nobody wants to wait for what few seeds show
+    "AsksOnce": 600,
+    "calibration": 895,
     "LeasesWithoutAuthority": 8512,
     "ActsAtOnce": 13,
     "BeginsAnew": 314,
@@ -380,6 +383,37 @@ class DropsTheNewest(Authority):
             super().adopt(charter)
 
 
+# -- what workers ask, and how much is said
+
+
+class AnswersEveryStop(Node):
+    """Reports at once when it is told to stop, also what it has been told before: the answer to that is a reminder."""
+
+    def _stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
+        super()._stop_up_to(generation, graceful, now)
+        self._tell(now)
+
+
+class AsksOnce(Node):
+    """Does not ask a coordinator that has just come what the one before has not answered."""
+
+    def _received(self, message: FromCoordinator, now: float) -> None:
+        if not isinstance(message, Welcome):
+            super()._received(message, now)
+            return
+        waiting, self._memo._waiting = self._memo._waiting, {}
+        super()._received(message, now)
+        self._memo._waiting = waiting
+
+
+class HidesItsHands(Node):
+    """Does not say which shards its ranks have."""
+
+    @property
+    def hands(self) -> None:
+        return None
+
+
 def job_of(mutant: type[Any]) -> type[Job]:
     """A job of which this part is broken."""
     parts = {JobCourse: "_course_class", Replies: "_replies_class", Reports: "_reports_class"}
@@ -389,11 +423,11 @@ def job_of(mutant: type[Any]) -> type[Job]:
     return mutant
 
 
-def caught(job: type[Job] = Job, node: type[Node] = Node, *, mutant: str = "") -> tuple[int, str]:
+def caught(job: type[Job] = Job, node: type[Node] = Node, *, mutant: str = "", whole: bool = False) -> tuple[int, str]:
     """The first seed that breaks an invariant, and which one."""
     first = FIRST.get(mutant or (node.__name__ if job is Job else job.__name__), 0)
     for seed in range(first, first + MOST_SEEDS):
-        simulation = Simulation(seed, job=job, node=node)
+        simulation = Simulation(seed, job=job, node=node, whole=whole)
         try:
             simulation.run()
             if job is Remembers:
@@ -467,6 +501,23 @@ def test_a_broken_authority_is_caught(
 ) -> None:
     monkeypatch.setattr(succession_module, "Authority", mutant)
     assert caught(job, mutant=mutant.__name__)[1] == invariant
+
+
+@pytest.mark.parametrize(
+    ("mutant", "invariant"),
+    [
+        (AnswersEveryStop, "few messages in a heartbeat"),
+        (AsksOnce, "nobody is stuck"),
+        (HidesItsHands, "whoever asks is answered"),
+    ],
+)
+def test_a_node_that_is_broken_beyond_generations_is_caught(mutant: type[Node], invariant: str) -> None:
+    assert caught(node=mutant, whole=True)[1] == invariant
+
+
+def test_a_calibration_that_is_said_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CalibrationRounds, "lacks", lambda *_: None)
+    assert caught(mutant="calibration", whole=True)[1] == "nobody is stuck"
 
 
 def without_unit(available: int, *, least: int, most: int, unit: int) -> int:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 from campaign import ending, run
 from simulator import Simulation
 
+from outlast.core.node.commands import Command
+from outlast.settings.settings import Settings
+
 SEEDS = range(100_000, 102_400)
 BLOCK = 600
+COMMANDS = {command.__name__ for command in get_args(Command)}  # of a node
 
 
 @pytest.mark.parametrize("first", SEEDS[::BLOCK])
@@ -42,8 +47,20 @@ def test_every_invariant_holds_while_nodes_are_checked() -> None:
     assert sum(simulation.generations > 1 for simulation in simulations) > 50, "hardly any job went on after its checks"
 
 
+def test_every_invariant_holds_with_the_settings_and_habits_that_people_have() -> None:
+    simulations = [run(seed, whole=True) for seed in range(300_000, 300_400)]
+    defaults = Settings()
+    usual = [each for each in simulations if each.rules.node_timeout == defaults.node_timeout]
+    assert len(usual) > 0.6 * len(simulations)
+    assert all(each.rules.planned_change_timeout == defaults.planned_change_timeout for each in usual)
+    assert {"succeeded", "run on", "failed for restarts"} <= set(map(ending, simulations))
+    # What is never done is not tested, either.
+    done = Counter(name for simulation in simulations for name in simulation.done)
+    assert {name for name in COMMANDS if not done[name]} == set()
+
+
 def test_a_seed_is_one_schedule() -> None:
-    one, other = Simulation(7), Simulation(7)
+    one, other = Simulation(7, whole=True), Simulation(7, whole=True)
     one.run()
     other.run()
     assert [life.journal for life in one.lives] == [life.journal for life in other.lives]
