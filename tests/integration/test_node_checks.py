@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -83,6 +84,20 @@ def test_of_two_nodes_the_one_whose_product_is_wrong_is_named_and_the_other_is_n
     assert (one.wait(PATIENCE), other.wait(PATIENCE)) == (1, 1)
     assert "the matrix product is wrong in 1 of 4096 places" in row(one, "host-1")
     assert row(one, "host-0").split()[1] == "good"
+
+
+def test_of_three_nodes_the_one_with_a_slow_network_is_named(hosts: Hosts, plugin: dict[str, str]) -> None:
+    machines = hosts(3)
+    narrow = machines[1]
+    for namespace, device in narrow.cable:
+        shape = ["tc", "-netns", namespace, "qdisc", "add", "dev", device, "root", "tbf"]
+        subprocess.run([*shape, "rate", "10mbit", "burst", "16kb", "latency", "400ms"], check=True)
+    agents = check(machines, plugin, {}, "--ft-slow-node-factor=4")
+    for agent in agents:
+        agent.wait(PATIENCE)
+    assert re.search(r"slow .*slower than the median in network", row(agents[0], narrow.name))
+    for healthy in (machines[0], machines[2]):
+        assert "in network" not in row(agents[0], healthy.name)
 
 
 def run(

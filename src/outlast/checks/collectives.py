@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import combinations
 from typing import Any
 
 from outlast.checks.accelerator import Accelerator
@@ -20,7 +21,8 @@ VARIED = 1024  # elements by which sizes differ from round to round
 SMALL = 4096  # elements
 REPEATS = 6
 PERF = (1 << 20, 4 << 20, 16 << 20, 64 << 20)  # bytes, of --comm-perf-test
-HERE, LAST = "outlast-check-here", "outlast-check-done"
+HERE, SIZE, LAST = "outlast-check-here", "outlast-check-size", "outlast-check-done"
+THREE = 3  # nodes, whose pairs are measured
 
 
 class Failed(Exception):
@@ -66,7 +68,7 @@ def together(accelerator: Accelerator, plan: CheckPlan, device: str) -> dict[str
     with _group(accelerator, plan, NETWORK, device, store):
         _try(accelerator, plan, device, SMALL)
         _try(accelerator, plan, device, accelerator.message // 16)
-        figures = {NETWORK: _all_reduce(accelerator, plan.size, device, accelerator.message)}
+        figures = {NETWORK: _network(accelerator, plan, device, store)}
         for size in PERF if plan.perf else ():
             figures[f"all-reduce {size >> 20} MiB"] = _all_reduce(accelerator, plan.size, device, size)
             figures[f"all-gather {size >> 20} MiB"] = _all_gather(accelerator, plan.size, device, size)
@@ -94,6 +96,33 @@ def reach(host: str, port: int, patience: float) -> None:
             time.sleep(PAUSE)
         else:
             return
+
+
+def _network(accelerator: Accelerator, plan: CheckPlan, device: str, store: Any) -> float:
+    """GB/s with the other nodes; of three, with the better one of the two: a slow one would slow all of them down."""
+    import torch.distributed as dist
+
+    nodes = _nodes(plan, store)
+    if len(nodes) != THREE:
+        return _all_reduce(accelerator, plan.size, device, accelerator.message)
+    best = 0.0
+    for one, other in combinations(nodes, 2):  # in this order no two pairs are at it at the same time
+        ranks = [*one, *other]
+        pair = dist.new_group(ranks, timeout=timedelta(seconds=plan.limit_of(NETWORK) * SHARE))
+        if plan.rank in ranks:
+            best = max(best, _all_reduce(accelerator, len(ranks), device, accelerator.message, pair))
+    return best
+
+
+def _nodes(plan: CheckPlan, store: Any) -> list[range]:
+    """The ranks of each node of the group."""
+    store.set(f"{SIZE}-{plan.rank}", str(plan.local_size))
+    nodes: list[range] = []
+    first = 0
+    while first < plan.size:
+        nodes.append(range(first, first + int(store.get(f"{SIZE}-{first}"))))
+        first = nodes[-1].stop
+    return nodes
 
 
 @contextmanager
@@ -136,13 +165,13 @@ def _try(accelerator: Accelerator, plan: CheckPlan, device: str, count: int) -> 
         raise Failed(f"an all-reduce of {count} numbers gave wrong ones")
 
 
-def _all_reduce(accelerator: Accelerator, size: int, device: str, message: int) -> float:
+def _all_reduce(accelerator: Accelerator, size: int, device: str, message: int, group: Any = None) -> float:
     """What NCCL's own tests call bus bandwidth: it does not depend on how many take part."""
     import torch.distributed as dist
 
     torch = accelerator.torch
     tensor = torch.zeros(message // 4, dtype=torch.float32, device=device)
-    seconds = _timed(accelerator, device, lambda: dist.all_reduce(tensor))
+    seconds = _timed(accelerator, device, lambda: dist.all_reduce(tensor, group=group))
     return float(message * 2 * (size - 1) / size / seconds / 1e9)
 
 
