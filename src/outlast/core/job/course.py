@@ -396,7 +396,8 @@ class JobCourse:
         """Those of the ready nodes that may be let in; the others are checked, if no check is under way."""
         s = self._state
         admitted = s.admissions.admitted(s.current.roster)
-        if check and s.admissions.begin_check(admitted, s.generation, s.term.number):
+        beside = s.phase is Phase.RUNNING
+        if check and s.admissions.begin_check(admitted, s.generation, s.term.number, beside=beside):
             self.examine(now)
         return admitted
 

@@ -93,14 +93,17 @@ class Admissions:
         """Those of the ready nodes that may be let in, as far as checks say."""
         return self.gate.admitted(self._nodes.ready, roster)
 
-    def begin_check(self, admitted: Mapping[str, Member], generation: int, term: int) -> bool:
-        """Check those of the ready nodes that are not admitted, unless a check is under way; whether one has begun."""
+    def begin_check(self, admitted: Mapping[str, Member], generation: int, term: int, *, beside: bool) -> bool:
+        """Check those of the ready nodes that are not admitted, unless a check is under way; whether one has begun.
+
+        `beside`: others train meanwhile.
+        """
         new = [name for name in self._nodes.ready if name not in admitted]
         if not new or self.gate.busy:
             return False
         names = tuple(self._nodes[name].name for name in new)
         self._out.publish(CheckBegan(generation=generation, nodes=names))
-        self.gate.begin(new, self._nodes, list(admitted), term)
+        self.gate.begin(new, self._nodes, list(admitted), term, beside=beside)
         return True
 
     def probe(self, now: float) -> None:

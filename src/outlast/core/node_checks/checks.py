@@ -16,7 +16,8 @@ from outlast.core.node_checks.pairing import MOST_ROUNDS, Group, Pairing, set_as
 from outlast.events.phrases import listed
 from outlast.protocol.checks import Findings
 
-JUDGED = ("compute", "memory", "network", "disk")  # figures by which a node may be slow
+NETWORK = "network"
+JUDGED = ("compute", "memory", NETWORK, "disk")  # figures by which a node may be slow
 UNITS = {"compute": "GFLOP/s", "memory": "GB/s", "local": "GB/s", "network": "GB/s", "disk": "MB/s"}
 TRIES = 3  # of one that seems slow
 FEWEST = 3  # nodes that have a median
@@ -219,7 +220,7 @@ class Examination:
         and the median with them. Those of the better half are its measure, until each has had another partner.
         """
         rates, medians = self._rates(), self._medians()
-        return medians | {name: median(rates[name][len(rates[name]) // 2 :]) for name in medians if name == "network"}
+        return medians | {name: median(rates[name][len(rates[name]) // 2 :]) for name in medians if name == NETWORK}
 
     def _slow(self) -> dict[str, str]:
         """Who is slower than the median by the factor, and in what."""

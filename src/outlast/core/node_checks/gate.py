@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from outlast.core.membership.member import Member
-from outlast.core.node_checks.checks import Examination, Fitness, Result
+from outlast.core.node_checks.checks import JUDGED, NETWORK, Examination, Fitness, Result
 from outlast.core.node_checks.pairing import Group
 from outlast.core.node_checks.table import table
 from outlast.core.recovery.evictions import Evictions
@@ -49,6 +49,7 @@ class Gate:
         self._doubted: set[str] = set()
         self._aside: dict[str, str] = {}  # nodes that are not used for now, and those that they do not work with
         self._figures: dict[str, Mapping[str, float]] = {}
+        self._kept: Sequence[str] = JUDGED  # of the figures, that may be compared with those of other checks
 
     @property
     def busy(self) -> bool:
@@ -75,15 +76,21 @@ class Gate:
         self._passed.discard(name)
         self._doubted.add(name)
 
-    def begin(self, nodes: Sequence[str], members: Mapping[str, Member], partners: Sequence[str], term: int) -> None:
-        """Check these; the first probes come from `advance`."""
+    def begin(
+        self, nodes: Sequence[str], members: Mapping[str, Member], partners: Sequence[str], term: int, *, beside: bool
+    ) -> None:
+        """Check these; the first probes come from `advance`. `beside`: others train meanwhile.
+
+        What a network does beside a training job says nothing about what it does when it is quiet, nor the reverse.
+        """
         self._term = term
+        self._kept = [name for name in JUDGED if not (beside and name == NETWORK)]
         self._check = Examination(
             self._number + 1,
             nodes,
             names={name: members[name].name for name in (*nodes, *partners)},
             partners=partners,
-            history={name: self._figures[name] for name in self._figures if name not in nodes},
+            history={name: self._comparable(known) for name, known in self._figures.items() if name not in nodes},
             behind=lambda name: members[name].behind or 0.0,
             factor=self._rules.slow_node_factor,
             limit=self._rules.node_check_timeout,
@@ -138,8 +145,11 @@ class Gate:
         self.table = table(result)
         for name in (*result.of(Fitness.GOOD), *result.of(Fitness.SLOW)):
             self.pass_(name)
-            self._figures[name] = result.rows[name].figures
+            self._figures[name] = self._comparable(result.rows[name].figures)
         return result
+
+    def _comparable(self, figures: Mapping[str, float]) -> Mapping[str, float]:
+        return {name: figure for name, figure in figures.items() if name in self._kept}
 
     def judge(
         self, result: Result, members: Mapping[str, Member], ready: Collection[str], evictions: Evictions, now: float

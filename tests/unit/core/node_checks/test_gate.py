@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from outlast.core.job.commands import Command, Send
@@ -29,6 +30,7 @@ class Checked(Rehearsal):
         self.dies: Collection[str] = ()
         self.deaf: Collection[str] = ()
         self.slow: Collection[str] = ()
+        self.network: Mapping[str, float] = {}
         self.probes: list[list[str]] = []  # of each round, those who were asked
 
     def settle(self, commands: list[Command], now: float = 1.0) -> list[Command]:
@@ -50,7 +52,8 @@ class Checked(Rehearsal):
         return out
 
     def answer(self, node: str, probe: Probe, group: list[str]) -> Findings:
-        found = Findings(probe.term, probe.number, figures={"compute": 10.0 if node in self.slow else 100.0})
+        figures = {"compute": 10.0 if node in self.slow else 100.0, "network": self.network.get(node, 1.0)}
+        found = Findings(probe.term, probe.number, figures=figures)
         if node in self.dies:
             return replace(found, alone="killed", figures={})
         if len(group) > 1 and any(each in self.deaf or each in self.dies for each in group):
@@ -89,6 +92,17 @@ def test_a_probe_that_was_not_heard_is_said_again() -> None:
     here.join("b")
     here.beat("a", now=0.5)
     assert sent(here.say("a", now=0.6), Probe) == ["a"]
+
+
+@pytest.mark.parametrize(("slow", "named"), [((), False), (("d",), True)], ids=["in its network", "in its compute"])
+def test_a_newcomers_network_beside_training_is_not_compared_with_that_of_a_quiet_one(
+    slow: Collection[str], named: bool
+) -> None:
+    here = running("a", "b", "c", max_nodes=4, min_nodes=1)
+    here.network, here.slow = {"d": 0.1}, slow  # of the others it was 1.0
+    out = here.settle(here.join("d", now=4.0), now=4.0)
+    assert ("slower than the median" in notes(out)) == named
+    assert "in network" not in notes(out)
 
 
 def test_a_spare_that_was_not_checked_does_not_replace_a_straggler() -> None:
