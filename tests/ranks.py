@@ -1,4 +1,7 @@
-"""Ranks for tests: forks of this process that are one gloo group, so that torch is imported once."""
+"""Ranks for tests: forks of this process that are one gloo group, so that torch is imported once.
+
+This process itself must never have been in a group: its forks would hang in their collectives. One rank will do.
+"""
 
 from __future__ import annotations
 

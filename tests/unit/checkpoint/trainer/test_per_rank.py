@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor, init_device_mesh
@@ -18,6 +17,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 import outlast
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.checkpoint.trainer.export import export
+from ranks import on_ranks
 
 
 def saved(checkpointer: Callable[[], Checkpointer], state: dict[str, Any]) -> None:
@@ -96,11 +96,12 @@ def test_what_has_no_state_is_refused() -> None:
         outlast.PerRank(5)
 
 
-def test_what_knows_where_its_parts_belong_needs_no_wrapper(checkpointer: Callable[[], Checkpointer]) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+def test_what_knows_where_its_parts_belong_needs_no_wrapper(tmp_path: Path) -> None:
+    def body(rank: int) -> None:  # noqa: ARG001
         part = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)))
-        with pytest.raises(ValueError, match=r"x.y is a DTensor.*without PerRank"):
-            checkpointer().save(1, {"x": outlast.PerRank({"y": part})})
-    finally:
-        dist.destroy_process_group()
+        Checkpointer(tmp_path / "ck").save(1, {"x": outlast.PerRank({"y": part})})
+
+    (error,) = on_ranks(1, body, tmp_path)
+    assert isinstance(error, ValueError)
+    assert str(error).startswith("x.y is a DTensor")
+    assert str(error).endswith("without PerRank")
