@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from outlast.checkpoint.memory.arena import HEAD, Slot, Ticket
 from outlast.checkpoint.storage import format as disk
-from outlast.checkpoint.storage.format import Save
+from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.persist import persist
 from outlast.checkpoint.storage.storage import Address
 from outlast.checkpoint.trainer.export import assemble
@@ -59,8 +59,11 @@ def is_foreign(path: Address) -> bool:
 
 @contextmanager
 def open_foreign(path: Path) -> Iterator[CheckpointSource]:
-    """It, to be loaded on any number of ranks. Raises ValueError, OSError."""
-    flat, paths = flatten(read_foreign(path).state)
+    """It, to be loaded on any number of ranks. Raises `Damaged`, OSError."""
+    try:
+        flat, paths = flatten(read_foreign(path).state)
+    except ValueError as error:
+        raise Damaged(str(error)) from error
     stored = {name: _described(value) for name, value in flat.items()}
     metadata = Metadata(state_dict_metadata=stored, planner_data=paths, storage_data={})
     yield CheckpointSource(str(path), metadata, {}, values=flat)

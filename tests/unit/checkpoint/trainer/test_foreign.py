@@ -174,3 +174,9 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, what: str, capsys: 
     assert said.err.count("\n") == 1
     assert str(path) in said.err
     assert disk.found(tmp_path / "ck") == []
+
+
+def test_a_file_that_cannot_be_read_is_one_line(checkpointer: Callable[..., Checkpointer], tmp_path: Path) -> None:
+    torch.save({"a": Evil()}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"x.pt has objects that are not loaded from files"):
+        checkpointer().restore({"a": 1}, source=tmp_path / "x.pt")
