@@ -24,7 +24,7 @@ def state(step: int) -> dict[str, Any]:
 def checkpointer(directory: Path, arena: Path) -> Checkpointer:
     """As under a launcher, but that nobody writes to disk: all that counts is what is in memory."""
     made = Checkpointer(directory)
-    made._place = arena
+    made._memory.place = arena
     return made
 
 

@@ -152,6 +152,6 @@ def test_a_save_that_was_to_be_skipped_is_made_before_a_change_and_its_mark_is_t
     mover.join()
     assert board.progress()[0].step == 14
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000014"]  # it has awaited that
-    assert checkpointer._newest is not None
-    assert checkpointer._newest[1] == 4
+    assert checkpointer._saver.newest is not None
+    assert checkpointer._saver.newest[1] == 4
     checkpointer.close()

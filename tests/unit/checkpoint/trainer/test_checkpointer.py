@@ -33,6 +33,7 @@ from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged
 from outlast.checkpoint.trainer import checkpointer as checkpointers
 from outlast.checkpoint.trainer import state as states
+from outlast.checkpoint.trainer import worker_memory
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.checkpoint.trainer.layout import Unsavable, template
 from outlast.checkpoint.trainer.reader import load, open_checkpoint, parse
@@ -628,7 +629,7 @@ def test_flat_and_nested_are_the_same() -> None:
 def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share the node's memory: the second would overwrite what the first has there, and take its answers."""
     board = boards.Board(1)
-    monkeypatch.setattr(checkpointers, "session", Session({boards.VARIABLE: board.address(0)}))
+    monkeypatch.setattr(worker_memory, "session", Session({boards.VARIABLE: board.address(0)}))
     monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
     first, second = Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two")
     state = {"w": torch.ones(3)}
@@ -654,7 +655,7 @@ def test_a_worker_that_is_in_no_group_with_the_others_of_its_node_is_not_kept_wa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = boards.Board(1)
-    monkeypatch.setattr(checkpointers, "session", Session({boards.VARIABLE: board.address(0)}))
+    monkeypatch.setattr(worker_memory, "session", Session({boards.VARIABLE: board.address(0)}))
     monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     saver = Checkpointer(tmp_path / "ck")
@@ -675,8 +676,7 @@ def test_one_that_nobody_has_any_more_writes_what_is_to_be_on_disk_and_gives_its
     before = memory()
     saver = Checkpointer(tmp_path / "ck")
     saver.save(1, {"w": torch.ones(3)}, durable=True)
-    background = saver._background
-    assert background is not None
+    background = saver._memory.writer
     assert memory() > before
     del saver
     gc.collect()
@@ -734,7 +734,7 @@ def test_trainings_in_one_directory_remove_only_what_is_theirs(
         for saver, which in ((one, number), (other, 10 * number)):
             saver.save(which, {"x": torch.ones(3)}, durable=True)
             saver.wait()
-            saver._background.wait()  # and until it has removed older ones
+            saver._memory.writer.wait()  # and until it has removed older ones
     assert [each.step for each in disk.found(tmp_path / "ck")] == [40, 4, 3]
 
 

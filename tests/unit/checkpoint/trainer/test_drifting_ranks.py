@@ -17,7 +17,7 @@ from ranks import on_ranks
 def node(tmp_path: Path, rank: int) -> Checkpointer:
     """A Checkpointer as under a launcher, but that nobody writes to disk."""
     made = Checkpointer(tmp_path / "ck")
-    made._place, made._number = tmp_path / "arena", rank
+    made._memory.place, made._memory.number = tmp_path / "arena", rank
     return made
 
 

@@ -141,7 +141,7 @@ def saving(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 def sealed(saver: Checkpointer) -> set[int]:
     """The steps of the snapshots that are whole."""
-    return {ticket.save.step for _, ticket in saver._tickets()}
+    return {ticket.save.step for _, ticket in saver._memory.tickets()}
 
 
 def test_while_one_is_copied_the_three_before_it_are_whole_for_other_ranks_may_be_behind(
@@ -152,7 +152,7 @@ def test_while_one_is_copied_the_three_before_it_are_whole_for_other_ranks_may_b
     for number in range(1, 8):
         step(state)
         saver.save(number, state)
-        saver._land()
+        saver._saver.land()
     saving.copied.clear()
     step(state)
     saver.save(8, state)

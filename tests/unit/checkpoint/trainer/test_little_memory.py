@@ -36,7 +36,7 @@ def shm(tmp_path: Path) -> Iterator[Path]:
 def worker(tmp_path: Path, shm: Path, rank: int) -> Checkpointer:
     """A Checkpointer as under a launcher, whose keeper is the test."""
     made = Checkpointer(tmp_path / "ck")
-    made._place, made._number = shm / "arena", rank
+    made._memory.place, made._memory.number = shm / "arena", rank
     return made
 
 

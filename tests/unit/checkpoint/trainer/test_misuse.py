@@ -110,7 +110,7 @@ def test_a_state_that_changes_on_all_ranks_is_planned_anew(tmp_path: Path) -> No
 def test_ranks_that_save_different_steps_are_named_by_the_keeper(tmp_path: Path) -> None:
     def body(rank: int) -> None:
         saver = Checkpointer(tmp_path / "ck")
-        saver._place, saver._number = tmp_path / "arena", rank
+        saver._memory.place, saver._memory.number = tmp_path / "arena", rank
         saver.save(10, state(rank))
         saver.save(20 + rank, state(rank))
 
