@@ -12,12 +12,12 @@ import sys
 import msgspec
 
 from outlast.agent.monitoring.checker import Checker
-from outlast.agent.processes.environment import zygote_environment
 from outlast.agent.processes.workers import be_subreaper
 from outlast.agent.warm_start.zygote import Zygote
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.checks import Findings, Probe
 from outlast.settings.settings import Settings
+from outlast.workloads.torch_job import TorchWorkload
 
 COMMAND = (sys.executable, "-u", "-c", "pass")
 
@@ -34,7 +34,9 @@ async def serve(nproc: int) -> None:
         entrypoint="check",
         endpoint=Endpoint("127.0.0.1", 0),
     )
-    zygote = Zygote(COMMAND, zygote_environment(launch, os.environ), preload=(), patience=10.0)
+    zygote = Zygote(
+        COMMAND, TorchWorkload(launch, Settings()).shared_environment(os.environ), preload=(), patience=10.0
+    )
     checker = Checker(launch, Settings(accelerator="cpu"), zygote=lambda: zygote, found=tell)
     zygote.wake()
     await zygote.ready()

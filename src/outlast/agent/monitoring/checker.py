@@ -23,7 +23,6 @@ from pathlib import Path
 import msgspec
 
 from outlast.agent.postmortem.kernel import KernelLog
-from outlast.agent.processes.environment import zygote_environment
 from outlast.agent.processes.workers import Streams, WorkerGroup
 from outlast.agent.warm_start.zygote import Zygote
 from outlast.checks.plan import LIMITS, MARK, NETWORK, START, VARIABLE, CheckPlan, Word
@@ -33,6 +32,7 @@ from outlast.protocol.fields import LONGEST_REASON
 from outlast.settings.settings import Settings
 from outlast.system import own_process
 from outlast.system.clock import now
+from outlast.workloads.torch_job import TorchWorkload
 
 log = logging.getLogger("agent")
 
@@ -218,7 +218,7 @@ class Trial:
             perf=probe.perf,
         )
         return {
-            **zygote_environment(self._launch, os.environ),
+            **TorchWorkload(self._launch, self._settings).shared_environment(os.environ),
             "RANK": str(plan.rank),
             "LOCAL_RANK": str(local_rank),
             "GROUP_RANK": "0",
