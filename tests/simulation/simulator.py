@@ -750,6 +750,8 @@ class Simulation:
             elif isinstance(command, node_commands.Show):
                 if one.connection is not None:
                     self._send_up(one.connection, command.seen)
+            elif isinstance(command, node_commands.Announce):
+                self._tell(f"{one.id} is told: {command.text}")
             elif self._habits is not None and self._habits.carry_out(one, command):
                 pass
             else:
