@@ -23,6 +23,7 @@ from outlast.core.job.commands import Command
 from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event
 from outlast.core.succession.authority import Memory
+from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.membership import PROTOCOL
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Term
@@ -86,7 +87,7 @@ def read(data: bytes) -> Iterator[Record]:
             raise JournalDamaged(at, count)
         try:
             record = _decoder.decode(line[9:])
-        except msgspec.DecodeError:
+        except UNREADABLE:
             raise JournalDamaged(at, count) from None
         yield record
         at, count = end + 1, count + 1

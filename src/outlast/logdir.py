@@ -16,6 +16,7 @@ import msgspec
 from outlast.agent.postmortem.evidence import named, tail
 from outlast.diagnosis.cause import Diagnosis, Finding
 from outlast.diagnosis.evidence import Evidence
+from outlast.protocol.fields import UNREADABLE
 from outlast.verdict import First, Followed, Verdict, Why, moment
 
 VERDICT = "verdict.json"
@@ -121,7 +122,7 @@ def _number(attempt: Path) -> int:
 def _left(path: Path) -> Verdict:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Verdict)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ValueError(f"{path} cannot be read ({error}): remove it to have the logs themselves read") from None
 
 

@@ -37,6 +37,8 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.binary(max_size=60) | JSON.map(msgspec.json.encode), max_size=5), st.booleans())
+@example([b'{"type":"\xff"}'], True)  # text that is no UTF-8
+@example([b"[" * 100_000], True)
 def test_a_journal_is_good_up_to_its_damage(lines: list[bytes], summed: bool) -> None:
     sums = [b"%08x" % zlib.crc32(line) if summed else b"00000000" for line in lines]
     data = b"".join(b"%b %b\n" % pair for pair in zip(sums, lines, strict=True))

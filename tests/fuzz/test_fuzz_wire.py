@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from outlast.checkpoint.memory import channel
+from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.shards import ShardQuestion
 from outlast.transport.wire import HEADER, Wire, WireError
@@ -77,6 +78,10 @@ def test_frames_arrive_however_they_are_cut(payloads: list[bytes], cuts: list[in
 
 
 @given(st.binary(max_size=200))
+@example(b"\x92\xa1\xff")  # text that is no UTF-8
+@example(b"\x94\xa3ask\xa1\xff\xa1a\xa1a")
+@example(b"\x92\xa2no\xa1\xff")
+@example(b"\x91" * 100_000)
 def test_bytes_are_messages_or_refused(noise: bytes) -> None:
     decode_all(noise)
 
@@ -88,7 +93,7 @@ def test_values_of_any_type_in_any_message_are_refused_or_fit(tag: str, fields: 
 
 def decode_all(text: bytes) -> None:
     for decoder in DECODERS:
-        with suppress(msgspec.DecodeError, RecursionError):
+        with suppress(*UNREADABLE):
             message = decoder.decode(text)
             # What was taken can be sent on, and written to a journal, which is JSON.
             assert decoder.decode(msgspec.msgpack.encode(message)) == message

@@ -155,6 +155,7 @@ Say = Callable[[Insider], None]
         pytest.param(lambda i: i.say(["no such message"]), "", id="an unknown message"),
         pytest.param(lambda i: i.send(i.wire.pack(b"\xc1")), "", id="no message at all"),
         pytest.param(lambda i: i.send(i.wire.pack(b"")), "", id="an empty message"),
+        pytest.param(lambda i: i.send(i.wire.pack(b"\x92\xa1\xff")), "", id="text that is no UTF-8"),
         pytest.param(lambda i: i.send(i.wire.pack(nested(100_000))), "", id="a message that is nested deeply"),
         pytest.param(
             lambda i: i.send((MAX_FRAME + 1).to_bytes(4, "big") + bytes(HEADER)),

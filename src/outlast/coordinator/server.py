@@ -25,6 +25,7 @@ from outlast.events.sentences import sentence
 from outlast.journal import Began, Journal
 from outlast.log import Sparing
 from outlast.platforms.plugins import Plugins, notice_of
+from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.membership import Join, Over
 from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.requests import Ask
@@ -84,7 +85,7 @@ class Peer(asyncio.BufferedProtocol):
                 self.send(self._server.core.standing(clock.now()))
             for payload in payloads:
                 self._received(_decoder.decode(payload))
-        except (WireError, msgspec.DecodeError, RecursionError) as error:
+        except (WireError, *UNREADABLE) as error:
             self.refuse(str(error))
         finally:
             self._receiving = False

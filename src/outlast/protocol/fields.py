@@ -6,6 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+# What decoding raises for bytes that are no message: text that is no UTF-8, and deep nesting, have errors of their own.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

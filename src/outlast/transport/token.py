@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.launch import Endpoint
+from outlast.protocol.fields import UNREADABLE
 from outlast.system import private, proc
 
 
@@ -67,7 +68,7 @@ def records() -> list[Record]:
     for path in sorted(_directory().glob(f"{_here()}-*.job")):
         try:
             found.append(msgspec.json.decode(private.read(path), type=Record))
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, *UNREADABLE):
             continue  # its job has just ended, or its disk was full
     return found
 

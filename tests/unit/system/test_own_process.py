@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -44,8 +45,15 @@ def test_what_lies_in_the_current_directory_is_not_run(target: str, tmp_path: Pa
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('ran {name}.py')")
     *imports, _ = own_process.program(target).split("; ")  # without the call
     program = "; ".join([*imports, "print('imported')"])
+    # An empty or relative entry of PYTHONPATH is the user's own wish, and leads to the current directory.
+    path = [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     ended = subprocess.run(
-        [own_process.command(target)[0], "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [own_process.command(target)[0], "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert "ran " not in ended.stderr, ended.stderr
     assert ended.stdout.startswith("imported"), ended.stderr

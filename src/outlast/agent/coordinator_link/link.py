@@ -17,6 +17,7 @@ from hashlib import sha256
 import msgspec
 
 from outlast.launch import Endpoint
+from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.succession import Standing, Term
 from outlast.system.ports import holder_of
@@ -56,7 +57,6 @@ class OtherJob(Exception):
     """The coordinator is another job's."""
 
 
-UNREADABLE = (msgspec.DecodeError, RecursionError)  # what another version may say
 FAILED = (OSError, NoToken, WireError, asyncio.TimeoutError, *UNREADABLE)  # to connect
 # Somebody is there, and will not become ours.
 NOT_OURS = (WrongToken, NotOutlast, NoToken, OtherJob, PortTaken, *UNREADABLE)

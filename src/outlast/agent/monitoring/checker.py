@@ -28,7 +28,7 @@ from outlast.agent.warm_start.zygote import Zygote
 from outlast.checks.plan import LIMITS, MARK, NETWORK, START, VARIABLE, CheckPlan, Word
 from outlast.launch import Launch
 from outlast.protocol.checks import Findings, Probe
-from outlast.protocol.fields import LONGEST_REASON
+from outlast.protocol.fields import LONGEST_REASON, UNREADABLE
 from outlast.settings.settings import Settings
 from outlast.system import own_process
 from outlast.system.clock import now
@@ -245,7 +245,7 @@ class Trial:
             if noise.strip():
                 process.noise = [*process.noise[1 - NOISE :], noise.decode(errors="replace")[:300]]
             if word:
-                with suppress(msgspec.DecodeError):  # no word of ours
+                with suppress(*UNREADABLE):  # no word of ours
                     self._said(process, _decoder.decode(word))
 
     def _said(self, process: Process, word: Word) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 import msgspec
 
 from outlast.log import Sparing
+from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.shards import Finding, ShardQuestion, Unanswerable
 
 sparing = Sparing(logging.getLogger("agent"))
@@ -104,7 +105,7 @@ class Visitor(asyncio.Protocol):
             del self._buffer[: 4 + length]
             try:
                 inquiry = _decoder.decode(payload)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 self.answer(Unanswerable(f"the agent cannot read the question: {error}"))
             else:
                 self._requests.ask(self._number, inquiry)

@@ -40,6 +40,7 @@ from outlast.checkpoint.memory.channel import (
 )
 from outlast.checkpoint.storage.format import CHUNK
 from outlast.log import Sparing
+from outlast.protocol.fields import UNREADABLE
 from outlast.system import private
 from outlast.transport import unproved
 from outlast.transport.unproved import Unproved
@@ -213,7 +214,7 @@ class Copies:
         """Receive a copy. What goes wrong on the way leaves the one before it as it was."""
         try:
             ticket = msgspec.json.decode(encoded, type=Ticket)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise WireError(f"it sends a ticket that cannot be read: {error}") from error
         with self._lock:
             turn = self._ranks.setdefault(ticket.rank, threading.Lock())

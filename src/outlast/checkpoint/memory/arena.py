@@ -39,6 +39,7 @@ import msgspec
 import xxhash
 
 from outlast.checkpoint.storage.format import CHUNK, Save
+from outlast.protocol.fields import UNREADABLE
 from outlast.system import private, proc
 
 VARIABLE = "OUTLAST_ARENA"
@@ -152,7 +153,7 @@ class Slot:
             return None
         try:
             ticket = msgspec.json.decode(body, type=Ticket)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return None
         return ticket if ticket.size <= len(self.memory) - HEAD else None
 

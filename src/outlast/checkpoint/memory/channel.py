@@ -29,6 +29,7 @@ import xxhash
 
 from outlast.checkpoint.memory.arena import Mark
 from outlast.checkpoint.storage.format import CHUNK
+from outlast.protocol.fields import UNREADABLE
 from outlast.transport.unproved import HANDSHAKE
 from outlast.transport.wire import CODE, HEADER, MAGIC, MAX_FRAME, NONCE, NotOutlast, Wire, WireError
 
@@ -126,7 +127,7 @@ class Channel:
         (payload,) = self._wire.feed(header + self._exactly(length))
         try:
             message: Message = _decoder.decode(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise WireError(str(error)) from error
         if isinstance(message, No):
             raise Refused(message.why)

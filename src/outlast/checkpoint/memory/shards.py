@@ -31,6 +31,7 @@ from outlast.checkpoint.memory.channel import (
     length_of,
 )
 from outlast.checkpoint.storage.format import CHUNK, Damaged
+from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.snapshots import Snapshot
 from outlast.system import private
 from outlast.transport.wire import WireError
@@ -58,7 +59,7 @@ class AgreedSnapshot(msgspec.Struct, frozen=True):
 
 def agreed(directory: Path, generation: int) -> AgreedSnapshot:
     """What the agent has left there for this generation."""
-    with suppress(OSError, msgspec.DecodeError):
+    with suppress(OSError, *UNREADABLE):
         found = msgspec.json.decode(private.read(directory / FILE), type=AgreedSnapshot)
         if found.generation == generation:
             return found
@@ -163,7 +164,7 @@ class OnAnotherNode:
             assert isinstance(answer, Described)
             self.ticket = msgspec.json.decode(answer.ticket, type=Ticket)
             assert (self.ticket.mark, self.ticket.rank) == (mark, rank)
-        except (OSError, WireError, Refused, AssertionError, msgspec.DecodeError) as error:
+        except (OSError, WireError, Refused, AssertionError, *UNREADABLE) as error:
             caller.hang_up()
             raise Damaged(f"rank {rank}'s shard cannot be had from {self._where}: {error}") from error
 

@@ -37,6 +37,7 @@ import msgspec
 import xxhash
 
 from outlast.checkpoint.storage.storage import Address, Draft, FoundCheckpoint, Storage, StorageUnreachable, storage_of
+from outlast.protocol.fields import UNREADABLE
 
 VERSION = 1
 CHUNK = 16 * 1024 * 1024  # bytes under one hash
@@ -456,5 +457,5 @@ def _read(folder: Address, name: str, kind: type[_Sealed]) -> _Sealed:
         raise Damaged(f"{path} is damaged")
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Damaged(f"{path} is not one that this Outlast can read ({error})") from error
