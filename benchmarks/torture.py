@@ -186,7 +186,8 @@ def train(life: Life, rank: int, page: Page, directory: Path, arena: Path, store
         page.put(rank, SAVED, step)
     try:
         saver.wait()
-        page.put(rank, WAITED, (start + life.steps) // life.durable_every * life.durable_every)
+        last = (start + life.steps) // life.durable_every * life.durable_every
+        page.put(rank, WAITED, last if last > start else 0)
     except OSError:
         assert life.full_disk, "wait() raised, and nothing was wrong with the disk"
 
