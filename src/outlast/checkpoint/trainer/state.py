@@ -222,9 +222,11 @@ def name_parameters(metadata: Metadata, state: Mapping[str, Any]) -> NamedMetada
     numbered = set()
     for name, value in state.items():
         model = owner(value, state) if isinstance(value, torch.optim.Optimizer) else None
-        own = {key: path for key, path in paths.items() if path[:2] == (name, "state") and len(path) > 2}
-        own = {key: path for key, path in own.items() if path[2] != _KEYS}
-        if model is None or not own or not all(str(path[2]).isdecimal() for path in own.values()):
+        if model is None:
+            continue
+        before = f"{name}.state."
+        own = {key: path for key, path in paths.items() if key.startswith(before) and path[2] != _KEYS}
+        if not own or not all(str(path[2]).isdecimal() for path in own.values()):
             continue
         numbered.add(name)
         parameters = [each for group in _optimizer(value, model)["param_groups"] for each in group["params"]]
@@ -330,20 +332,21 @@ class Targets:
 
     def _options(self, name: str, nested: Nested) -> dict[str, Path]:
         """What is stored of an optimizer's groups: they take options that they do not have, as a schedule adds."""
-        groups = len(nested.get("param_groups", ())) if isinstance(nested.get("param_groups"), list) else 0
-        return {
-            key: path
-            for key, path in self._paths.items()
-            if path[:2] == (name, "param_groups") and len(path) == 4 and int(path[2]) < groups
-        }
+        groups = nested.get("param_groups")
+        if not isinstance(groups, list):
+            return {}
+        before = f"{name}.param_groups."
+        found = {key: path for key, path in self._paths.items() if key.startswith(before)}
+        return {key: path for key, path in found.items() if len(path) == 4 and int(path[2]) < len(groups)}
 
     def _refuse_another(self, name: str, flat: Mapping[str, Any], missing: Sequence[str]) -> None:
         """Raise ValueError if an object is not like the one that was saved."""
         advice = "the state is not the one that was saved (strict=False loads what both have)"
         if missing:
             raise ValueError(f"it has no {missing[0]}{_and_more(missing)}: {advice}")
-        extra = [key for key in self._names if key not in flat and self._paths.get(key, (key,))[0] == name]
+        extra = [key for key in self._names.keys() - flat.keys() if self._paths.get(key, (key,))[0] == name]
         if extra:
+            extra.sort()
             raise ValueError(f"it has {extra[0]}{_and_more(extra)}, for which there is no place: {advice}")
         for key, value in flat.items():
             stored = self._names[key]
