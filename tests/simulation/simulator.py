@@ -42,7 +42,8 @@ from outlast.core.membership.liveness import BEATS, ORPHANS
 from outlast.core.membership.roster import world_of
 from outlast.core.node import commands as node_commands
 from outlast.core.node import inputs as node_inputs
-from outlast.core.node.node import FIRST_PATIENCE, Node
+from outlast.core.node.allegiance import FIRST_PATIENCE
+from outlast.core.node.node import Node
 from outlast.core.succession.authority import Memory
 from outlast.core.tick import Tick
 from outlast.events.events import GenerationEnding, JobEvent, NodeExcluded
@@ -178,8 +179,8 @@ class Agent:
             connection=node.connection,
             key=f"host{self.host.number}",
             port=PORT,
-            term=node.term,
-            charter=node.charter,
+            term=node.allegiance.term,
+            charter=node.allegiance.charter,
             assignment=node.assignment,
             since=self.born,
             hands=node.hands,
@@ -429,10 +430,14 @@ class Simulation:
         if any(o.job.standing(o.host.clock(self.t)).acting for o in others):
             return
         found = c.host.number <= self.schedule.endpoints  # else only those find it that were told where it may be
-        agents = [a for a in self._agents.values() if found or a.node.charter is not None]
+        agents = [a for a in self._agents.values() if found or a.node.allegiance.charter is not None]
         living = [a.id for a in agents if a.node.leaving is Leaving.NO]
         newest = c.job._state.authority.newest
-        ages = [a.node.charter.ballots[0].age for a in agents if a.node.charter is not None and a.node.charter.ballots]
+        ages = [
+            a.node.allegiance.charter.ballots[0].age
+            for a in agents
+            if a.node.allegiance.charter is not None and a.node.allegiance.charter.ballots
+        ]
         if newest is not None and any(age > newest.age for age in ages):
             return  # it has not heard of a generation whose quorum is the one that counts
         if all(e.is_quorum(living) for e in c.job._state.authority.electorates):
@@ -444,7 +449,7 @@ class Simulation:
             return
         self._tell(f"the coordinator of host{c.host.number} ends")
         self._kill_coordinator(c)
-        if c.by.alive and c.by.node.hosting:
+        if c.by.alive and c.by.node.allegiance.hosting:
             self._to_node(c.by, node_inputs.NotHosted())
 
     def _kill_coordinator(self, c: Life) -> None:
@@ -455,20 +460,20 @@ class Simulation:
 
     def _revive(self, one: Agent, amnesia: bool) -> None:
         """An agent starts its coordinator again."""
-        if not one.alive or not one.node.hosting or one.host.coordinator is not None:
+        if not one.alive or not one.node.allegiance.hosting or one.host.coordinator is not None:
             return
         if one.paused:
             one.backlog.append((self._revive, (one, amnesia)))
             return
         written = one.host.journal
         # What is lost before the agent itself has heard of a generation cannot be made up for.
-        amnesia = amnesia and one.node.charter is not None
+        amnesia = amnesia and one.node.allegiance.charter is not None
         if amnesia and written and self.random.random() < 0.5:
             del written[self.random.randrange(len(written)) :]
         elif amnesia:
             written.clear()
         memory = _memory.decode(written[-1]) if written else None
-        mandate = one.node.mandate()
+        mandate = one.node.allegiance.mandate()
         charter = mandate.charter
         run = charter.run if charter is not None else "run"
         self._coordinate(one.host, one, self.rules, mandate.term, run, memory, charter)
@@ -637,7 +642,7 @@ class Simulation:
         self._tell(f"{one.id} arrives on host{host.number}, {one.nproc} workers, infra rank {one.infra_rank}")
         host.journal = []
         if self._born == 1:
-            self._coordinate(host, one, self.rules, node.mandate().term, "run", None, None)
+            self._coordinate(host, one, self.rules, node.allegiance.mandate().term, "run", None, None)
         self._dial(one)
 
     def _next_port(self) -> int:
@@ -659,7 +664,7 @@ class Simulation:
         known = set(range(1, self.schedule.endpoints + 1))
         if one.last is not None:
             known.add(one.last.number)
-        known |= {int(s.addr[4:]) for s in one.node.successors}
+        known |= {int(s.addr[4:]) for s in one.node.allegiance.successors}
         answers: list[tuple[Life, Standing]] = []
         longest = 0.0
         for number in sorted(known):
@@ -676,12 +681,12 @@ class Simulation:
 
     def _check_reach(self, one: Agent) -> None:
         """Nobody gives up looking for a coordinator while those who could make one are there, and could for long."""
-        charter = one.node.charter
+        charter = one.node.allegiance.charter
         if charter is None or self.t - self._quiet_since < self.rules.pend_timeout + 8 * self.rules.node_timeout:
             return
         if not all("are here, for" in over.reason or "no node is left" in over.reason for over in self.endings):
             return
-        there = [a.node.charter for a in self._agents.values() if a.node.leaving is Leaving.NO]
+        there = [a.node.allegiance.charter for a in self._agents.values() if a.node.leaving is Leaving.NO]
         votes = [
             sum(b.votes for c in there if c is not None for b in c.ballots if b.generation == ballot.generation)
             for ballot in charter.ballots
@@ -700,7 +705,7 @@ class Simulation:
         if one.paused:
             one.backlog.append((self._pick, (one, answers)))
             return
-        chosen = one.node.choose([standing for _, standing in answers], one.host.clock(self.t))
+        chosen = one.node.allegiance.choose([standing for _, standing in answers], one.host.clock(self.t))
         if chosen is None:
             self._after(self._backoff() + self.schedule.backoff, self._dial, one)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from outlast.core.job.reports import Reports
 from outlast.core.membership.admissions import Admissions
 from outlast.core.membership.member import Member
 from outlast.core.membership.roster import Candidate
+from outlast.core.node.allegiance import Allegiance
 from outlast.core.node.node import Node
 from outlast.core.succession import succession as succession_module
 from outlast.core.succession.authority import Authority, Electorate
@@ -220,8 +221,8 @@ class LeasesFromTheAnswer(Node):
 
     def _received(self, message: FromCoordinator, now: float) -> None:
         super()._received(message, now)
-        if isinstance(message, Ack) and message.leased and self._welcome is not None:
-            self._lease_end = now + self._welcome.lease
+        if isinstance(message, Ack) and message.leased and self.allegiance.welcome is not None:
+            self._lease_end = now + self.allegiance.welcome.lease
 
 
 class WaitsForever(Node):
@@ -310,12 +311,18 @@ class StartsAfresh(JobCourse):
             self.depart(InheritedChange())
 
 
-class NoPromise(Node):
+class Faithless(Allegiance):
     """Joins any coordinator at any time."""
 
-    def choose(self, standings: list[Standing], now: float) -> int | None:  # type: ignore[override]
+    def choose(self, standings: Sequence[Standing], now: float) -> int | None:
         self._promised = now
         return super().choose(standings, now)
+
+
+class NoPromise(Node):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.allegiance.__class__ = Faithless
 
 
 class KeepsItToItself(Node):

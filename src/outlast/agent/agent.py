@@ -126,7 +126,7 @@ class Agent:
         self._ports = StorePorts(settings.store_ports, launch.store_port)
         self._node = Node(self._id, store_port=self._ports.promised, ranks=launch.nproc)
         self.seat = CoordinatorLocation(
-            launch, settings, me=self._id, mandate=self._node.mandate, failed=self._not_hosted
+            launch, settings, me=self._id, mandate=self._node.allegiance.mandate, failed=self._not_hosted
         )
         self._group: WorkerGroup | None = None
         self._finished: WorkerGroup | None = None  # all of its workers have succeeded; something of it may run on
@@ -165,16 +165,16 @@ class Agent:
         self._welcomed = False
         self._hung_up_since = float("nan")
         self._link = Link(
-            lambda: self.seat.places(self._node.successors),
+            lambda: self.seat.places(self._node.allegiance.successors),
             self.seat.token,
             tls=self.seat.tls,
             patience=settings.connect_timeout,
-            choose=lambda standings: self._node.choose(standings, now()),
-            obeyed=lambda: self._node.obeyed,
+            choose=lambda standings: self._node.allegiance.choose(standings, now()),
+            obeyed=lambda: self._node.allegiance.obeyed,
             connected=self._connected,
             received=self._received,
             disconnected=lambda: self._feed(Disconnected()),
-            is_ours=self._node.is_ours,
+            is_ours=self._node.allegiance.is_ours,
         )
         self._requests = WorkerRequests(lambda visitor, question: self._feed(Inquired(visitor, question)))
 
@@ -248,7 +248,7 @@ class Agent:
         self._checker.reap_orphans()
 
     def _coordinator_ended(self) -> None:
-        if self._node.hosting:
+        if self._node.allegiance.hosting:
             self.abandon(Over(False, "the coordinator, a process of this node, ended: its last words are above"))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
@@ -375,7 +375,7 @@ class Agent:
 
     def _hangups(self) -> int:
         """Once is news; a coordinator that goes on to say nothing is not."""
-        first, self._hung_up_since = self._hung_up_since != self._node.obeyed, self._node.obeyed
+        first, self._hung_up_since = self._hung_up_since != self._node.allegiance.obeyed, self._node.allegiance.obeyed
         return logging.WARNING if first else logging.DEBUG
 
     def _joining(self, command: Tell) -> Join:
@@ -394,8 +394,8 @@ class Agent:
             connection=self._node.connection,
             key=self._place.key,
             port=launch.endpoint.port,  # 0, where nobody else can come: then nobody takes over
-            term=self._node.term,
-            charter=self._node.charter,
+            term=self._node.allegiance.term,
+            charter=self._node.allegiance.charter,
             assignment=self._node.assignment,
             since=self._place.since,
             keeper=self._keeper.port,

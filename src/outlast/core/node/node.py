@@ -10,10 +10,8 @@ answer it joins no other; when that time has passed and none can be reached, it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from outlast.core.data_shards.holdings import Memo
-from outlast.core.membership.liveness import BEATS
+from outlast.core.node.allegiance import Allegiance
 from outlast.core.node.commands import (
     Agree,
     Announce,
@@ -25,7 +23,6 @@ from outlast.core.node.commands import (
     Hangup,
     Host,
     Lease,
-    Mandate,
     Observe,
     Respond,
     Retire,
@@ -58,7 +55,6 @@ from outlast.core.node.inputs import (
     Wished,
 )
 from outlast.core.recovery.failures import worth_telling
-from outlast.core.succession.authority import PROMISE_SHARE
 from outlast.protocol.checks import Probe
 from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Assignment, Halt, Halted, Start, Stop
@@ -68,10 +64,9 @@ from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.paces import Paces
 from outlast.protocol.shards import Gone, Hands, Query, Told, Unanswerable
 from outlast.protocol.snapshots import Held, Keeping, Stride
-from outlast.protocol.succession import Charter, Standing, Successor, Term
+from outlast.protocol.succession import Charter
 
 REPEATED = 5.0  # seconds for which a node says again that ranks are late: to a coordinator that has just come
-FIRST_PATIENCE = 10.0  # with a coordinator that has not said how long its leases are
 
 
 class Node:
@@ -86,12 +81,9 @@ class Node:
         self.me = me
         self._ranks = ranks  # how many of them each generation has here
         self.store_port = store_port
-        self.term = Term()
-        self.charter: Charter | None = None
+        self.allegiance = Allegiance(me)
         self.assignment: Assignment | None = None
         self.connection = 0
-        self.hosting = False
-        self._hosted = 0  # the number of the newest term of a coordinator that was hosted here
         self.generation = 0
         self.state = State.IDLE
         self.clear = True
@@ -117,14 +109,8 @@ class Node:
         self._over: Over | None = None
         self._exited = False
         self._connected = False
-        self._peer = ""  # whose coordinator this node is connected to, or was
-        self._promised = float("-inf")  # until then this node joins no other
-        self._obeyed = 0.0
         self._acked = 0
         self._echoed = False
-        self._alone_since = float("-inf")  # when the last connection ended
-        self._not_before = float("-inf")  # a coordinator that could not be hosted is not tried again at once
-        self._welcome: Welcome | None = None
         self._seq = 0
         self._sent_at: dict[int, float] = {}  # reports on this connection that wait for their Ack
         self._heard_at = 0.0
@@ -137,11 +123,6 @@ class Node:
         return self._leaving
 
     @property
-    def obeyed(self) -> float:
-        """When a coordinator last answered in a way that counts."""
-        return self._obeyed
-
-    @property
     def hands(self) -> Hands | None:
         """The shards that its ranks have and have done, for `Join`."""
         return self._memo.statement()
@@ -150,13 +131,6 @@ class Node:
     def connected(self) -> bool:
         """Whether a coordinator can be told anything."""
         return self._connected
-
-    @property
-    def successors(self) -> tuple[Successor, ...]:
-        """Where a coordinator may be. Not all who knew of a later generation need have come to where this node is."""
-        told = self.charter.turns if self.charter is not None else ()
-        heard = self._welcome.successors if self._welcome is not None else ()
-        return tuple(dict.fromkeys((*told, *heard)))
 
     @property
     def failed(self) -> bool:
@@ -180,29 +154,6 @@ class Node:
             times.append(self._lease_end)
         return min(times, default=None)
 
-    def is_ours(self, standing: Standing) -> bool:
-        """Whether a coordinator may be this node's. One that is new asks, and is told why not."""
-        return self.charter is None or standing.job in ("", self.charter.rules.job)
-
-    def choose(self, standings: Sequence[Standing], now: float) -> int | None:
-        """Which of the coordinators that answer to join: one that acts before others, then that of the newest term."""
-        may = [
-            (standing.acting, standing.term, index)
-            for index, standing in enumerate(standings)
-            if standing.term.by == self.term.by or now >= self._promised
-        ]
-        return max(may)[2] if may else None
-
-    def mandate(self) -> Mandate:
-        """For each coordinator that is started here: its term is newer than all that were heard of or hosted before.
-
-        It must know the job's charter before anybody joins it: newcomers know nothing, and without a charter a
-        coordinator takes the job for a new one, in which it may act alone.
-        """
-        self.hosting = True
-        self._hosted = max(self._hosted, self.term.number) + 1
-        return Mandate(Term(self._hosted, self.me), self.charter)
-
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in; what comes out is to be done in this order."""
         self._out = []
@@ -217,7 +168,7 @@ class Node:
             # this node up: only an answer on this connection renews the lease.
             self._connected = True
             self.connection += 1
-            self._peer = event.standing.term.by
+            self.allegiance.meet(event.standing)
             self._acked, self._echoed, self._look = 0, False, 0
             self._heard_at = now
             self._sent_at.clear()
@@ -227,7 +178,7 @@ class Node:
             self._tell(now, first=True)
         elif isinstance(event, Disconnected):
             self._connected = False
-            self._alone_since = now
+            self.allegiance.part(now)
             self._beat_at = None
             if self._leaving is not Leaving.NO:
                 self._leave_alone()
@@ -268,22 +219,20 @@ class Node:
                 self._tell(now)  # first: the port of the next round's store is in it
                 self._out.append(Show(event.findings))
         elif isinstance(event, NotHosted):
-            self.hosting = False
-            self._not_before = now + self._node_timeout()
+            self.allegiance.not_hosted(now)
         else:
             self._tick(now)
         return self._out
 
     def _received(self, message: FromCoordinator, now: float) -> None:
         if isinstance(message, Ack | Start | Stop | Over) and message.term:
-            term = Term(message.term, self._peer)
-            if term != self.term and term.number <= self.term.number:
-                return  # it does not know that it has been replaced, or that its number is another's
-            self._obey(term, now)
+            if not self.allegiance.heed(message.term, now):
+                return
+            self._heard_at = now
         if isinstance(message, Ack):
             self._answered(message.seq, message.leased, now)
         elif isinstance(message, Welcome):
-            self._welcome = message
+            self.allegiance.welcome = message
             self._beat_at = now + message.heartbeat
             for query in self._memo.waiting:  # this coordinator has not been asked, or not on this connection
                 self._out.append(Show(query))
@@ -292,9 +241,9 @@ class Node:
         elif isinstance(message, Notice):
             self._out.append(Announce(message.text))
         elif isinstance(message, Charter):
-            self._adopt(message)
+            self.allegiance.adopt(message)
         elif isinstance(message, Start):
-            self._adopt(message.charter)
+            self.allegiance.adopt(message.charter)
             self._answered(message.ack, True, now)
             self._keeping = message.keeping
             self._start(message.assignment, now)
@@ -327,16 +276,6 @@ class Node:
         elif isinstance(message, Refuse):
             self._finish(Over(False, message.reason))
 
-    def _obey(self, term: Term, now: float) -> None:
-        self.term = term
-        self._obeyed = now
-        self._heard_at = now
-        self._promised = now + PROMISE_SHARE * self._node_timeout()
-
-    def _adopt(self, charter: Charter) -> None:
-        if self.charter is None or _age(charter) > _age(self.charter):
-            self.charter = charter
-
     def _answered(self, seq: int, leased: bool, now: float) -> None:
         self._acked = max(self._acked, seq)
         if not leased:
@@ -346,12 +285,15 @@ class Node:
                 self._tell(now)
             return
         self._echoed = False
-        if self.hosting and self._peer != self.me:
-            self.hosting = False
+        if self.allegiance.retires():
             self._out.append(Retire())
         sent = self._sent_at.pop(seq, None)
-        if sent is not None and self._welcome is not None and sent + self._welcome.lease > self._lease_end:
-            self._lease_end = sent + self._welcome.lease
+        if (
+            sent is not None
+            and self.allegiance.welcome is not None
+            and sent + self.allegiance.welcome.lease > self._lease_end
+        ):
+            self._lease_end = sent + self.allegiance.welcome.lease
             self._out.append(Lease(self._lease_end))
 
     def _start(self, assignment: Assignment, now: float) -> None:
@@ -508,7 +450,7 @@ class Node:
             self._tell(now)
         host_at = self._host_at()
         if not self._connected and host_at is not None and now >= host_at:
-            self._out.append(Host(self.mandate()))
+            self._out.append(Host(self.allegiance.mandate()))
 
     def _is_leased(self) -> bool:
         """Whether workers live that must end with the lease: also those that stop, whose grace may be longer."""
@@ -524,26 +466,14 @@ class Node:
 
     def _host_at(self) -> float | None:
         """When it is this node's turn to host the coordinator, should none be reached before."""
-        if self.charter is None or self.hosting or self._over is not None or self._leaving is not Leaving.NO:
+        if self._over is not None or self._leaving is not Leaving.NO:
             return None
-        turns = [s.node for s in self.charter.turns]
-        if self.term.by in turns:  # its coordinator is the one that cannot be reached
-            turns.remove(self.term.by)
-            turns.append(self.term.by)
-        if self.me not in turns or self.charter.rules.alone:
-            return None
-        looked = self._alone_since + self._node_timeout() / 4
-        return max(self._not_before, looked, self._promised + turns.index(self.me) * self._node_timeout() / 2)
+        return self.allegiance.host_at()
 
     def _patience(self) -> float:
-        if self._welcome is not None and self._welcome.lease == float("inf"):
+        if self.allegiance.welcome is not None and self.allegiance.welcome.lease == float("inf"):
             return float("inf")  # there is no other coordinator to look for, and ours would take a hang-up for our end
-        return self._heard_at + self._node_timeout()
-
-    def _node_timeout(self) -> float:
-        if self._welcome is not None:
-            return self._welcome.heartbeat * BEATS
-        return self.charter.rules.node_timeout if self.charter is not None else FIRST_PATIENCE
+        return self._heard_at + self.allegiance.node_timeout
 
     def _stop(self, grace: float | None) -> None:
         """Stop the workers, unless they are already stopping within that time."""
@@ -554,16 +484,19 @@ class Node:
         self._out.append(StopWorkers(self.generation, grace))
 
     def _grace(self) -> float:
-        return max(self._welcome.restart_grace if self._welcome is not None else 0.0, self._patience_with_workers)
+        return max(
+            self.allegiance.welcome.restart_grace if self.allegiance.welcome is not None else 0.0,
+            self._patience_with_workers,
+        )
 
     def _tell(self, now: float, *, first: bool = False) -> None:
         if not self._connected:
             return
         self._seq += 1
         self._sent_at[self._seq] = now
-        if self._welcome is not None:
-            self._beat_at = now + self._welcome.heartbeat
-            oldest = now - self._welcome.lease
+        if self.allegiance.welcome is not None:
+            self._beat_at = now + self.allegiance.welcome.heartbeat
+            oldest = now - self.allegiance.welcome.lease
             for seq in [s for s, at in self._sent_at.items() if at < oldest]:
                 del self._sent_at[seq]  # its Ack would renew nothing
         report = Report(
@@ -576,7 +509,7 @@ class Node:
             leaving=self._leaving,
             failures=worth_telling(self._failures),
             acked=self._acked,
-            known=self.charter.known if self.charter is not None else (0, 0, 0),
+            known=self.allegiance.known,
             wish=self._wish,
             measures=self._measures,
             agreed=self._agreed,
@@ -587,8 +520,3 @@ class Node:
             stride=self._stride,
         )
         self._out.append(Tell(report, first))
-
-
-def _age(charter: Charter) -> tuple[int, int, int]:
-    affirmed, generation, ballots = charter.known
-    return (affirmed, generation, -ballots)  # with fewer ballots, more is settled

@@ -262,24 +262,24 @@ def test_a_member_of_the_generation_before_hosts_it_after_those_of_the_newest(no
     ballots = (Ballot(2, 1, 1, 7, 0), Ballot(1, 1, 1, 7, 2))
     charter = Charter("r", RULES, ballots, newest, before=before)
     node.handle(Received(charter), 0.1)
-    assert node.successors == (*newest, before[0])
+    assert node.allegiance.successors == (*newest, before[0])
     node.handle(Disconnected(), 0.2)
     assert node.deadline() == promised + 2.0  # x is the first, b the last: it cannot be reached
 
 
 def test_it_joins_no_other_coordinator_before_its_promise_has_lapsed(node: Node) -> None:
     promised = PROMISE_SHARE * 4.0
-    assert node.choose([standing(5, "c")], promised - 0.1) is None
-    assert node.choose([standing(5, "c")], promised) == 0
+    assert node.allegiance.choose([standing(5, "c")], promised - 0.1) is None
+    assert node.allegiance.choose([standing(5, "c")], promised) == 0
 
 
 def test_it_joins_another_life_of_the_same_coordinator_at_once(node: Node) -> None:
-    assert node.choose([standing(5, "c"), standing(2, "b", acting=False)], 0.1) == 1
+    assert node.allegiance.choose([standing(5, "c"), standing(2, "b", acting=False)], 0.1) == 1
 
 
 def test_it_prefers_a_coordinator_that_acts_and_then_the_newer_term(node: Node) -> None:
-    assert node.choose([standing(9, "c", acting=False), standing(5, "d"), standing(4, "e")], 9.0) == 1
-    assert node.choose([standing(9, "c", acting=False), standing(5, "d", acting=False)], 9.0) == 0
+    assert node.allegiance.choose([standing(9, "c", acting=False), standing(5, "d"), standing(4, "e")], 9.0) == 1
+    assert node.allegiance.choose([standing(9, "c", acting=False), standing(5, "d", acting=False)], 9.0) == 0
 
 
 def test_it_does_not_obey_an_older_term(node: Node) -> None:
@@ -289,14 +289,14 @@ def test_it_does_not_obey_an_older_term(node: Node) -> None:
     node.handle(Disconnected(), 5.2)
     node.handle(Connected(standing(1, "b")), 9.0)
     assert node.handle(Received(Stop(7, 1)), 9.1) == []
-    assert node.term == Term(3, "c")
+    assert node.allegiance.term == Term(3, "c")
 
 
 def test_it_does_not_obey_another_coordinator_with_the_same_number(node: Node) -> None:
     node.handle(Disconnected(), 0.2)
     node.handle(Connected(standing(1, "c")), 5.0)
     assert node.handle(Received(Stop(7, 1)), 5.1) == []
-    assert node.term == Term(1, "b")
+    assert node.allegiance.term == Term(1, "b")
 
 
 def test_an_answer_without_a_lease_binds_it_and_renews_nothing(node: Node) -> None:
@@ -305,7 +305,7 @@ def test_an_answer_without_a_lease_binds_it_and_renews_nothing(node: Node) -> No
     commands = node.handle(Received(Ack(report.seq, 2, leased=False)), 5.1)
     assert of(Lease, commands) == []
     assert told(commands).acked == report.seq
-    assert node.choose([standing(9, "d")], 5.2) is None
+    assert node.allegiance.choose([standing(9, "d")], 5.2) is None
 
 
 def test_it_says_only_once_that_it_has_heard_such_an_answer(node: Node) -> None:
@@ -323,7 +323,7 @@ def test_the_next_in_line_hosts_once_its_promise_has_lapsed_and_nobody_answers(n
     promised = heir(node)
     node.handle(Disconnected(), 0.2)
     assert node.deadline() == promised
-    assert of(Host, node.handle(Tick(), promised)) == [Host(Mandate(Term(2, "a"), node.charter))]
+    assert of(Host, node.handle(Tick(), promised)) == [Host(Mandate(Term(2, "a"), node.allegiance.charter))]
     assert node.deadline() is None
 
 
@@ -349,10 +349,10 @@ def test_one_that_is_not_in_line_never_hosts(node: Node) -> None:
 
 def test_each_coordinator_that_is_started_here_has_a_term_of_its_own(node: Node) -> None:
     """Also where the node has not heard of the term before: two with the same number could both be obeyed."""
-    terms = [node.mandate().term for _ in range(3)]
+    terms = [node.allegiance.mandate().term for _ in range(3)]
     assert terms == [Term(2, "a"), Term(3, "a"), Term(4, "a")]
     node.handle(Received(Ack(1, 7)), 0.1)
-    assert node.mandate().term == Term(8, "a")
+    assert node.allegiance.mandate().term == Term(8, "a")
 
 
 def test_a_coordinator_that_could_not_be_hosted_is_not_tried_again_at_once_nor_under_the_same_number(
@@ -363,14 +363,14 @@ def test_a_coordinator_that_could_not_be_hosted_is_not_tried_again_at_once_nor_u
     node.handle(Tick(), promised)
     node.handle(NotHosted(), 5.0)
     assert node.deadline() == 9.0
-    assert of(Host, node.handle(Tick(), 9.0)) == [Host(Mandate(Term(3, "a"), node.charter))]
+    assert of(Host, node.handle(Tick(), 9.0)) == [Host(Mandate(Term(3, "a"), node.allegiance.charter))]
 
 
 def test_it_retires_its_own_coordinator_when_another_one_leads(node: Node) -> None:
-    node.hosting = True
+    node.allegiance.hosting = True
     report = told(node.handle(Tick(), 1.0))
     assert of(Retire, node.handle(Received(Ack(report.seq, 1)), 1.1)) == [Retire()]
-    assert not node.hosting
+    assert not node.allegiance.hosting
 
 
 def test_an_agent_that_was_held_up_does_not_take_what_its_guard_did_for_a_failure(running: Node) -> None:
@@ -400,10 +400,10 @@ def test_a_node_that_missed_the_welcome_is_as_patient_as_its_charter_says() -> N
 
 
 def test_it_looks_for_a_coordinator_where_another_has_heard_that_one_may_be(running: Node) -> None:
-    assert running.successors == ()
+    assert running.allegiance.successors == ()
     elsewhere = Successor("z", "z", "host9", 9)
     running.handle(Received(Welcome(1.0, LEASE, 0.5, (elsewhere,))), 0.2)
-    assert running.successors == (elsewhere,)
+    assert running.allegiance.successors == (elsewhere,)
 
 
 def test_a_report_fits_into_a_message_however_many_workers_fail(running: Node) -> None:
