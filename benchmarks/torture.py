@@ -141,11 +141,12 @@ def keep(life: Life, arena: Path, seed: int) -> None:
     """The keeper: looks all the time, and at the end, when told to (SIGTERM), writes what is in memory only."""
     logging.disable()
     make_disk_worse(life, arena, random.Random(seed))
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    over: list[bool] = []  # no Event: setting one from a signal handler that interrupts its wait is a deadlock
+    signal.signal(signal.SIGTERM, lambda *_: over.append(True))
     keeper = SnapshotWriter(arena)
-    while not over.wait(0.005):
+    while not over:
         keeper.look()
+        time.sleep(0.005)
     keeper.breakpoint()
 
 
