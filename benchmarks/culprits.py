@@ -47,10 +47,10 @@ def await_end(job: HungJob, generation: int) -> bool:
     """Wait until a generation has ended; False: it does not."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and any(node.running for node in job.nodes):
-        if any(event["generation"] == generation for event in job.told("end")):
+        if any(event["generation"] == generation for event in job.told("generation ending")):
             return True
         time.sleep(0.05)
-    return any(event["generation"] == generation for event in job.told("end"))
+    return any(event["generation"] == generation for event in job.told("generation ending"))
 
 
 def batch(cases: Sequence[Case], ranks: int) -> Iterator[tuple[Case, dict[str, Any] | None, str]]:
@@ -69,7 +69,7 @@ def batch(cases: Sequence[Case], ranks: int) -> Iterator[tuple[Case, dict[str, A
             if case.kind == "everybody":
                 job.mend_training()
             said = [event for event in job.told("hang") if event["generation"] == generation]
-            why = [event["text"] for event in job.told("end") if event["generation"] == generation]
+            why = [event["text"] for event in job.told("generation ending") if event["generation"] == generation]
             yield case, (said[0] if said else None), why[0] if why else "it did not end"
             if not ended:
                 return
@@ -82,7 +82,7 @@ def measure(cases: Sequence[Case], ranks: int) -> list[str]:
         for case, said, why in batch(todo[:BATCH], ranks):
             todo.remove(case)
             number += 1
-            fine = said is not None and right(case.kind, case.culprit, said["ranks"], said["hang"], ranks)
+            fine = said is not None and right(case.kind, case.culprit, said["ranks"], said["kind"], ranks)
             text = said["text"] if said is not None else f"nobody was named: {why}"
             print(f"{number:3} {'right' if fine else 'MISS '} {case.kind} on rank {case.culprit}: {text}", flush=True)
             if not fine:

@@ -129,7 +129,7 @@ class HungJob:
     def told(self, kind: str) -> list[dict[str, Any]]:
         """The events of this kind so far."""
         lines = self.events.read_text().splitlines() if self.events.exists() else []
-        return [event for line in lines if (event := json.loads(line))["kind"] == kind]
+        return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
     def cut_training(self) -> None:
         """The network between the ranks goes, but not that between agents and coordinator."""

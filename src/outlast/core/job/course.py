@@ -177,6 +177,7 @@ class JobCourse:
         if current.has_finished:
             self.end(True, Ending.FINISHED, "every worker finished", now)
         elif current.change.planned:
+            door.last_call = None  # a check that has just ended set it; nobody is called while a change is planned
             if ends := current.change.outcome(now):
                 self.depart(ends)
         elif s.nodes.ready and len(current.unfinished) == len(current.roster):

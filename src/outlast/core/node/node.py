@@ -100,6 +100,7 @@ class Node:
         self._halted: Halted | None = None
         self._look = 0  # the newest inquiry that this connection has brought
         self._memo = Memo()  # what workers asked, and were told
+        self._asked = False  # on this connection
         self._visitors: dict[int, int] = {}  # who waits for an answer, by ticket
         self._keeping = Keeping()
         self._stride = 1
@@ -169,7 +170,7 @@ class Node:
             self._connected = True
             self.connection += 1
             self.allegiance.meet(event.standing)
-            self._acked, self._echoed, self._look = 0, False, 0
+            self._acked, self._echoed, self._look, self._asked = 0, False, 0, False
             self._heard_at = now
             self._sent_at.clear()
             if self.clear and event.held is not None:
@@ -225,6 +226,10 @@ class Node:
         return self._out
 
     def _received(self, message: FromCoordinator, now: float) -> None:
+        if not self._asked or isinstance(message, Welcome):
+            # It has taken this node in, and has not been asked what workers wait to be told, or not on this connection.
+            self._asked = True
+            self._out += [Show(query) for query in self._memo.waiting]
         if isinstance(message, Ack | Start | Stop | Over) and message.term:
             if not self.allegiance.heed(message.term, now):
                 return
@@ -234,8 +239,6 @@ class Node:
         elif isinstance(message, Welcome):
             self.allegiance.welcome = message
             self._beat_at = now + message.heartbeat
-            for query in self._memo.waiting:  # this coordinator has not been asked, or not on this connection
-                self._out.append(Show(query))
         elif isinstance(message, Told):
             self._told(message)
         elif isinstance(message, Notice):
