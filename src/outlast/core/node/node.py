@@ -72,6 +72,7 @@ REPEATED = 5.0  # seconds for which a node says again that ranks are late: to a 
 class Node:
     """The decisions of one life of one agent.
 
+    >>> from outlast.protocol.succession import Standing, Term
     >>> node = Node("a")
     >>> node.handle(Connected(Standing(Term(1, "a"), True)), now=0.0)[0].first
     True
