@@ -687,13 +687,14 @@ class Simulation:
         if not all("are here, for" in over.reason or "no node is left" in over.reason for over in self.endings):
             return
         there = [a.node.allegiance.charter for a in self._agents.values() if a.node.leaving is Leaving.NO]
-        # Others may know of a later generation, which has to have its own quorum: this node has never heard of it.
-        charter = max((charter, *(each for each in there if each is not None)), key=lambda each: each.known[:2])
+        # Others may know of a later generation, of which this node has never heard: that one needs its quorum, too.
+        newest = max((charter, *(each for each in there if each is not None)), key=lambda each: each.known[:2])
+        ballots = (*charter.ballots, *newest.ballots)
         votes = [
             sum(b.votes for c in there if c is not None for b in c.ballots if b.generation == ballot.generation)
-            for ballot in charter.ballots
+            for ballot in ballots
         ]
-        if all(2 * some > ballot.total for some, ballot in zip(votes, charter.ballots, strict=True)):
+        if all(2 * some > ballot.total for some, ballot in zip(votes, ballots, strict=True)):
             raise Violation("a quorum goes on", f"{one.id} gives up, of {charter.ballots}")
 
     def _introduce(self, host: Host, answers: list[tuple[Life, Standing]]) -> None:
