@@ -16,7 +16,10 @@ NOBODY_ELSE = "--ft-straggler-factor=3"
 def test_a_rank_that_becomes_slow_is_named_with_node_section_and_step_and_nobody_else_is(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     flags = (f"--ft-events={path}", NOBODY_ELSE)
-    with two_nodes(*flags, script=SCRIPTS / "stragglers.py", args=[str(path), "3", str(FIRST), "begins"]) as (a, b):
+    with two_nodes(*flags, script=SCRIPTS / "stragglers.py", args=[str(path), "3", str(FIRST), "times slower"]) as (
+        a,
+        b,
+    ):
         a.wait_for(
             r"generation 1: rank 3 on b is [\d.]+ times slower than the others in section 'forward' since step \d+"
         )

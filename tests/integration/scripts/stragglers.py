@@ -36,7 +36,7 @@ while not over.item():
         loss.backward()
     with outlast.section("optimizer"):
         optimizer.step()
-        over[0] = '"ends"' in said
+        over[0] = " no longer " in said  # what the event says when it is over
     dist.all_reduce(over)
     step += 1
     outlast.step(step)
