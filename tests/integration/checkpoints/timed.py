@@ -24,7 +24,7 @@ for step in range(start + 1, start + STEPS + 1):
     state["x"].fill_(step)
     if saver.save(step, state):
         saved.append(step)
-_, failures = saver._history()
+_, failures = saver._memory.history()
 print(f"rank {dist.get_rank()} from {start} after {failures} failures: {' '.join(map(str, saved))}", flush=True)
 dist.barrier()
 if os.environ["OUTLAST_GENERATION"] == "1":

@@ -168,3 +168,11 @@ def test_what_is_loaded_in_the_end(module: str, never: list[str]) -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert module in loaded
     assert not [name for name in loaded if any(name == each or name.startswith(f"{each}.") for each in never)]
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """Pytest imports them by their bare names: the second of a pair is not collected when one run has both."""
+    files = sorted(Path(__file__).parents[2].rglob("test_*.py"))
+    twice = [path for path in files if sum(other.name == path.name for other in files) > 1]
+    assert files
+    assert not twice
