@@ -203,7 +203,7 @@ class Habits:
     def open_point(self, job: Job) -> str:
         """What the members of the running generation have not come to yet."""
         calibration, members = job._state.calibration, [self._world._agents[name] for name in job.roster]
-        behind = [one.id for one in members if one.node._agreed < calibration.agreed.round]
+        behind = [one.id for one in members if one.node.state.hangs.agreed < calibration.agreed.round]
         if calibration.round != calibration.agreed.round or behind:
             return f"calibration {calibration.round} is not over: {behind} of {list(job.roster)}"
         if any(not worker.finished for _, worker in self._workers.values()):

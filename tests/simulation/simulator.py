@@ -141,7 +141,7 @@ class Agent:
     )  # fmt: skip
 
     def __init__(self, host: Host, random: Random, node: Node, nproc: int, t: float) -> None:
-        self.id = node.me
+        self.id = node.allegiance.me
         self.host = host
         self.node = node
         self.nproc = nproc
@@ -176,12 +176,12 @@ class Agent:
             nnodes=(rules.min_nodes, rules.max_nodes),
             report=report,
             infra_rank=self.infra_rank,
-            connection=node.connection,
+            connection=node.state.conversation.connection,
             key=f"host{self.host.number}",
             port=PORT,
             term=node.allegiance.term,
             charter=node.allegiance.charter,
-            assignment=node.assignment,
+            assignment=node.current.assignment,
             since=self.born,
             hands=node.hands,
         )
@@ -836,7 +836,7 @@ class Simulation:
         self._to_node(one, node_inputs.Received(message))
         if isinstance(message, Over):
             self._tell(f"{one.id:4} <- over: {message.reason}")
-            if not one.alive or one.node._over is not None:
+            if not one.alive or one.node.state.over is not None:
                 self._witness.node_heard_over(one.id)
 
     def _agent_notices(self, connection: Connection) -> None:
@@ -875,10 +875,10 @@ class Simulation:
 
     def _start_workers(self, one: Agent, place: Assignment) -> None:
         self._tell(f"{one.id} starts generation {place.generation}, group rank {place.group_rank}")
-        self._witness.workers_start(one.id, place, one.node.store_port)
+        self._witness.workers_start(one.id, place, one.node.state.store_port)
         if self.rules.network_check and not one.fit:
             raise Violation("only the fit are let in", f"{one.id} starts, and fit is {one.fit}")
-        one.node.store_port = self._next_port()
+        one.node.state.store_port = self._next_port()
         one.group = group = Group(one, place)
         if place.generation != self._newest:
             self._newest, self._groups = place.generation, []

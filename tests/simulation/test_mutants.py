@@ -22,7 +22,10 @@ from outlast.core.membership.admissions import Admissions
 from outlast.core.membership.member import Member
 from outlast.core.membership.roster import Candidate
 from outlast.core.node.allegiance import Allegiance
+from outlast.core.node.course import NodeCourse
 from outlast.core.node.node import Node
+from outlast.core.node.orders import Orders
+from outlast.core.node.reports import NodeReports
 from outlast.core.succession import succession as succession_module
 from outlast.core.succession.authority import Authority, Electorate
 from outlast.events.events import NodeLeft
@@ -30,6 +33,7 @@ from outlast.events.reasons import FencedNode, InheritedChange, JoinedNodes
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Ack, Join, Leaving, Report, State, Welcome
 from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.snapshots import Keeping
 from outlast.protocol.succession import Charter, Standing, Term
 
 MOST_SEEDS = 3000
@@ -184,76 +188,72 @@ class Remembers(Job):
             self._state.out.publish(NodeLeft(generation=0, node="an odd one"))
 
 
-class StartsWithoutALease(Node):
-    def _start(self, assignment: Assignment, now: float) -> None:
-        lease, self._lease_end = self._lease_end, float("inf")
-        super()._start(assignment, now)
-        self._lease_end = lease
+class StartsWithoutALease(NodeCourse):
+    def start(self, assignment: Assignment, keeping: Keeping, now: float) -> None:
+        conversation = self._state.conversation
+        lease, conversation.lease_end = conversation.lease_end, float("inf")
+        super().start(assignment, keeping, now)
+        conversation.lease_end = lease
 
 
-class StartsAgain(Node):
+class StartsAgain(NodeCourse):
     """Forgets what it has started, and what it was told never to start."""
 
-    def _start(self, assignment: Assignment, now: float) -> None:
-        if self.clear:
-            self.generation = self._floor = 0
-        super()._start(assignment, now)
+    def start(self, assignment: Assignment, keeping: Keeping, now: float) -> None:
+        if self._state.current.clear:
+            self._state.current.number = self._state.floor = 0
+        super().start(assignment, keeping, now)
 
 
-class OutlivesItsLease(Node):
+class OutlivesItsLease(Orders):
     """Does not care whether anybody still hears it."""
 
-    def _received(self, message: FromCoordinator, now: float) -> None:
-        super()._received(message, now)
+    def received(self, message: FromCoordinator, now: float) -> None:
+        super().received(message, now)
         if isinstance(message, Ack):
-            self._lease_end = float("inf")
+            self._state.conversation.lease_end = float("inf")
 
 
-class StopsAtLeisure(Node):
+class StopsAtLeisure(NodeCourse):
     """Once told to stop, takes its whole grace, also beyond its lease."""
 
-    def _is_leased(self) -> bool:
-        return super()._is_leased() and not self._stopping
+    def is_leased(self) -> bool:
+        return super().is_leased() and not self._state.current.stopping
 
 
-class LeasesFromTheAnswer(Node):
+class LeasesFromTheAnswer(Orders):
     """Counts its lease from the answer, not from the question."""
 
-    def _received(self, message: FromCoordinator, now: float) -> None:
-        super()._received(message, now)
-        if isinstance(message, Ack) and message.leased and self.allegiance.welcome is not None:
-            self._lease_end = now + self.allegiance.welcome.lease
+    def received(self, message: FromCoordinator, now: float) -> None:
+        super().received(message, now)
+        welcome = self._state.allegiance.welcome
+        if isinstance(message, Ack) and message.leased and welcome is not None:
+            self._state.conversation.lease_end = now + welcome.lease
 
 
-class WaitsForever(Node):
+class WaitsForever(NodeCourse):
     """Never hangs up on a silent coordinator, and reports only what changes."""
 
     def deadline(self) -> float | None:
-        return self._lease_end if self._is_leased() else None
+        return self._state.conversation.lease_end if self.is_leased() else None
 
 
-class HidesTheCut(Node):
+class HidesTheCut(NodeReports):
     """Stops its workers when it is cut off, and does not say so."""
 
-    hidden = 0
-
-    def _cut_off(self, now: float) -> None:
-        self.hidden = self.generation if not self._failures else 0
-        super()._cut_off(now)
-
-    def _tell(self, now: float, *, first: bool = False) -> None:
-        if self.hidden and self.hidden == self.generation:
-            self.state = State.RUNNING
-        super()._tell(now, first=first)
+    def tell(self, now: float, *, first: bool = False) -> None:
+        if self._state.current.state is State.CUT_OFF:
+            self._state.current.state = State.RUNNING
+        super().tell(now, first=first)
 
 
-class CannotLeave(Node):
+class CannotLeave(NodeReports):
     """Tells nobody that it wants to leave."""
 
-    def _tell(self, now: float, *, first: bool = False) -> None:
-        leaving, self._leaving = self._leaving, Leaving.NO
-        super()._tell(now, first=first)
-        self._leaving = leaving
+    def tell(self, now: float, *, first: bool = False) -> None:
+        leaving, self._state.leaving = self._state.leaving, Leaving.NO
+        super().tell(now, first=first)
+        self._state.leaving = leaving
 
 
 # -- succession
@@ -325,16 +325,16 @@ class NoPromise(Node):
         self.allegiance.__class__ = Faithless
 
 
-class KeepsItToItself(Node):
+class KeepsItToItself(NodeReports):
     """Never says that it has heard an answer."""
 
-    def _tell(self, now: float, *, first: bool = False) -> None:
-        self._acked = 0
-        super()._tell(now, first=first)
+    def tell(self, now: float, *, first: bool = False) -> None:
+        self._state.conversation.acked = 0
+        super().tell(now, first=first)
 
 
-class NeverHosts(Node):
-    def _host_at(self) -> float | None:
+class NeverHosts(NodeCourse):
+    def host_at(self) -> float | None:
         return None
 
 
@@ -393,24 +393,25 @@ class DropsTheNewest(Authority):
 # -- what workers ask, and how much is said
 
 
-class AnswersEveryStop(Node):
+class AnswersEveryStop(NodeCourse):
     """Reports at once when it is told to stop, also what it has been told before: the answer to that is a reminder."""
 
-    def _stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
-        super()._stop_up_to(generation, graceful, now)
-        self._tell(now)
+    def stop_up_to(self, generation: int, graceful: bool, now: float) -> None:
+        super().stop_up_to(generation, graceful, now)
+        self._reports.tell(now)
 
 
-class AsksOnce(Node):
+class AsksOnce(Orders):
     """Does not ask a coordinator that has just come what the one before has not answered."""
 
-    def _received(self, message: FromCoordinator, now: float) -> None:
+    def received(self, message: FromCoordinator, now: float) -> None:
         if not isinstance(message, Welcome):
-            super()._received(message, now)
+            super().received(message, now)
             return
-        waiting, self._memo._waiting = self._memo._waiting, {}
-        super()._received(message, now)
-        self._memo._waiting = waiting
+        memo = self._state.shards.memo
+        waiting, memo._waiting = memo._waiting, {}
+        super().received(message, now)
+        memo._waiting = waiting
 
 
 class HidesItsHands(Node):
@@ -421,13 +422,22 @@ class HidesItsHands(Node):
         return None
 
 
+JOB_PARTS = {JobCourse: "_course_class", Replies: "_replies_class", Reports: "_reports_class"}
+NODE_PARTS = {NodeCourse: "_course_class", NodeReports: "_reports_class", Orders: "_orders_class"}
+
+
+def broken(whole: type[Any], parts: dict[type[Any], str], mutant: type[Any]) -> type[Any]:
+    """A job or node of which this part is broken; or the mutant, if it is broken as a whole."""
+    names = [name for part, name in parts.items() if issubclass(mutant, part)]
+    return type(mutant.__name__, (whole,), {names[0]: mutant}) if names else mutant
+
+
 def job_of(mutant: type[Any]) -> type[Job]:
-    """A job of which this part is broken."""
-    parts = {JobCourse: "_course_class", Replies: "_replies_class", Reports: "_reports_class"}
-    for part, name in parts.items():
-        if issubclass(mutant, part):
-            return type(mutant.__name__, (Job,), {name: mutant})
-    return mutant
+    return broken(Job, JOB_PARTS, mutant)
+
+
+def node_of(mutant: type[Any]) -> type[Node]:
+    return broken(Node, NODE_PARTS, mutant)
 
 
 def caught(job: type[Job] = Job, node: type[Node] = Node, *, mutant: str = "", whole: bool = False) -> tuple[int, str]:
@@ -488,8 +498,8 @@ def test_a_broken_job_is_caught(mutant: type[Any], invariant: str) -> None:
         (NeverHosts, "a quorum goes on"),
     ],
 )
-def test_a_broken_node_is_caught(mutant: type[Node], invariant: str) -> None:
-    assert caught(node=mutant)[1] == invariant
+def test_a_broken_node_is_caught(mutant: type[Any], invariant: str) -> None:
+    assert caught(node=node_of(mutant))[1] == invariant
 
 
 @pytest.mark.parametrize(
@@ -518,8 +528,8 @@ def test_a_broken_authority_is_caught(
         (HidesItsHands, "whoever asks is answered"),
     ],
 )
-def test_a_node_that_is_broken_beyond_generations_is_caught(mutant: type[Node], invariant: str) -> None:
-    assert caught(node=mutant, whole=True)[1] == invariant
+def test_a_node_that_is_broken_beyond_generations_is_caught(mutant: type[Any], invariant: str) -> None:
+    assert caught(node=node_of(mutant), whole=True)[1] == invariant
 
 
 def test_a_calibration_that_is_said_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,7 +279,7 @@ class Agent:
         self._feed(Leave(Leaving.INTERRUPT if interrupt else Leaving.DRAIN))
 
     def _connected(self, standing: Standing) -> None:
-        self._feed(Connected(standing, self._keeper.held() if self._node.clear else None))
+        self._feed(Connected(standing, self._keeper.held() if self._node.current.clear else None))
 
     def _received(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome) and not self._welcomed:
@@ -391,12 +391,12 @@ class Agent:
             nnodes=(launch.min_nodes, launch.max_nodes),
             report=command.report,
             infra_rank=self._infra_rank,
-            connection=self._node.connection,
+            connection=self._node.state.conversation.connection,
             key=self._place.key,
             port=launch.endpoint.port,  # 0, where nobody else can come: then nobody takes over
             term=self._node.allegiance.term,
             charter=self._node.allegiance.charter,
-            assignment=self._node.assignment,
+            assignment=self._node.current.assignment,
             since=self._place.since,
             keeper=self._keeper.port,
             hands=self._node.hands,
@@ -494,19 +494,19 @@ class Agent:
         finished = self._assignment.first_rank + local_rank if succeeded else None
         failure = None
         hung = self._hangs is not None and local_rank in self._hangs.ended
-        if not succeeded and not hung and not self._node.told_to_stop:
+        if not succeeded and not hung and not self._node.current.told_to_stop:
             failure = self._judged(self._inquest.failure(local_rank, pid, exit_code))
         self._feed(Exited(generation, failure, finished=finished))
         if self._group is None or self._group.alive:
             return
-        if self._group.succeeded and self._node.state is State.RUNNING and not self._node.told_to_stop:
+        if self._group.succeeded and self._node.current.state is State.RUNNING and not self._node.current.told_to_stop:
             self._finish(self._group, generation)
         else:
             self._stop(generation, 0)  # the children that workers may have left behind
 
     def _judged(self, failure: Failure) -> Failure:
         self._logs.drain()
-        return self._inquest.judged(failure, first=not self._node.failed)
+        return self._inquest.judged(failure, first=not self._node.current.failed)
 
     def _stop(self, generation: int, grace: float) -> None:
         group = self._group
@@ -580,7 +580,7 @@ class Agent:
     def _tell_unentered(self, entered: set[str]) -> None:
         """A time-out for a section that is never entered is mostly one for a name that is misspelt."""
         missing = self._limits.timeouts.sections.keys() - entered
-        if not missing or self._told_unentered or not (entered or self._node.state is State.FINISHED):
+        if not missing or self._told_unentered or not (entered or self._node.current.state is State.FINISHED):
             return
         self._told_unentered = True
         log.warning(
@@ -635,7 +635,7 @@ class Agent:
             group,
             watch,
             ending=self._ending if self._limits.detection == "on" else None,
-            connected=lambda: self._node.connected,
+            connected=lambda: self._node.state.conversation.connected,
             feed=self._feed,
             run=self._run,
             failure=partial(self._inquest.failure, written=False),
@@ -645,7 +645,7 @@ class Agent:
     def _take_port(self) -> None:
         """Rank 0 takes the port that was promised; the next generation gets another."""
         self._ports.take()
-        self._node.store_port = self._ports.promised
+        self._node.state.store_port = self._ports.promised
 
 
 async def _sweep(group: WorkerGroup) -> None:

@@ -132,23 +132,6 @@ class Exit(msgspec.Struct, frozen=True):
     over: Over
 
 
-Command = (
-    Tell
-    | StartWorkers
-    | StopWorkers
-    | Lease
-    | TakeMeasures
-    | Agree
-    | Observe
-    | Examine
-    | Show
-    | Respond
-    | Announce
-    | Blame
-    | HaltWorkers
-    | SetStride
-    | Host
-    | Retire
-    | Hangup
-    | Exit
-)
+ForWorkers = StartWorkers | StopWorkers | TakeMeasures | Agree | Observe | Blame | HaltWorkers | Respond | Lease
+ForCoordinator = Tell | Show | Host | Retire | Hangup
+Command = ForWorkers | ForCoordinator | Examine | SetStride | Announce | Exit

@@ -133,24 +133,5 @@ class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
 
-Event = (
-    Connected
-    | Disconnected
-    | Received
-    | Exited
-    | Decided
-    | Cleared
-    | Leave
-    | Wished
-    | Measured
-    | Late
-    | Observed
-    | Inquired
-    | Paced
-    | Halting
-    | Holds
-    | KeepsUp
-    | Examined
-    | NotHosted
-    | Tick
-)
+Noticed = Decided | Measured | Late | Observed | Paced | Halting | Holds | KeepsUp | Examined
+Event = Noticed | Connected | Disconnected | Received | Exited | Cleared | Leave | Wished | Inquired | NotHosted | Tick

@@ -16,8 +16,9 @@ from outlast.core.job.job import Job
 from outlast.core.job.phase import Phase
 from outlast.core.node.commands import Blame, Observe, Show, StartWorkers, Tell
 from outlast.core.node.commands import Command as NodeCommand
+from outlast.core.node.hangs import REPEATED
 from outlast.core.node.inputs import Cleared, Connected, Disconnected, Late, Observed, Received
-from outlast.core.node.node import REPEATED, Node
+from outlast.core.node.node import Node
 from outlast.core.tick import Tick
 from outlast.core.tick import Tick as NodeTick
 from outlast.diagnosis.observation import Observation

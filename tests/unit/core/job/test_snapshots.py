@@ -166,7 +166,7 @@ def test_a_node_tells_what_it_holds_until_it_is_heard_and_again_to_another_coord
     (told,) = [c.report.stride for c in node.handle(KeepsUp(4), 0.4) if isinstance(c, Tell)]
     assert told == 4
     assert SetStride(2) in node.handle(Received(Stride(2)), 0.4)
-    newest = node._seq
+    newest = node.state.conversation.seq
     node.handle(Received(Ack(newest, 1)), 0.5)
     assert node.deadline() is not None
     assert said(node.handle(Received(Ack(newest, 1, leased=False)), 0.6)) == [None]

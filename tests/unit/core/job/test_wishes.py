@@ -214,7 +214,7 @@ def node() -> Node:
     node.handle(Received(Welcome(heartbeat=1.0, lease=3.0, restart_grace=0.5)), 0.0)
     node.handle(Received(Ack(tell.report.seq, 1)), 0.0)
     node.handle(Received(Start(Assignment(1, 0, 1, 0, 1, 0, 1, "host", 1, 0), 1, Charter("run", RULES))), 0.1)
-    assert not node.clear
+    assert not node.current.clear
     return node
 
 

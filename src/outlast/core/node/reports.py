@@ -1,0 +1,70 @@
+"""What a node tells its coordinator: all that it knows, in every report."""
+
+from __future__ import annotations
+
+from outlast.core.node.commands import Tell
+from outlast.core.node.state import NodeState
+from outlast.core.recovery.failures import worth_telling
+from outlast.protocol.membership import Report
+from outlast.protocol.snapshots import Held
+
+
+class NodeReports:
+    """The reports of one node."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._stride = 1
+        self._held: tuple[Held, ...] = ()
+        self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
+
+    def connected(self, held: tuple[Held, ...] | None, now: float) -> None:
+        """A coordinator hears from this node for the first time on this connection."""
+        s = self._state
+        if s.current.clear and held is not None:
+            self._held = held
+        self._held_since = s.conversation.seq + 1 if self._held else 0
+        self.tell(now, first=True)
+
+    def holds(self, held: tuple[Held, ...], now: float) -> None:
+        """These snapshots are in memory."""
+        if held == self._held:
+            return
+        self._held, self._held_since = held, self._state.conversation.seq + 1
+        if self._state.current.clear:
+            self.tell(now)
+
+    def keeps_up(self, stride: int, now: float) -> None:
+        """One in so many snapshots can be copied."""
+        if stride != self._stride:
+            self._stride = stride
+            self.tell(now)
+
+    def tell(self, now: float, *, first: bool = False) -> None:
+        """Report, if anybody can be told."""
+        s = self._state
+        conversation, current = s.conversation, s.current
+        if not conversation.connected:
+            return
+        runs = current.runs(current.number)
+        report = Report(
+            seq=conversation.report(now),
+            floor=s.floor,
+            generation=current.number,
+            state=current.state,
+            clear=current.clear,
+            store_port=s.store_port,
+            leaving=s.leaving,
+            failures=worth_telling(current.failures),
+            acked=conversation.acked,
+            known=s.allegiance.known,
+            wish=s.wish,
+            measures=s.hangs.measures,
+            agreed=s.hangs.agreed,
+            overdue=s.hangs.overdue(now) if runs else None,
+            halted=current.halted if runs else None,
+            sent=now,
+            held=self._held if conversation.acked < self._held_since else None,
+            stride=self._stride,
+        )
+        s.out.append(Tell(report, first))
