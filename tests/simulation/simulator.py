@@ -32,7 +32,7 @@ from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 
 from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
 from outlast.core.job.commands import Command as Decision
-from outlast.core.job.commands import Publish, Remember, Send
+from outlast.core.job.commands import NodesWanted, Publish, ReleaseNode, Remember, Send
 from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event, Joined, Lost
 from outlast.core.job.job import Job
@@ -389,6 +389,8 @@ class Simulation:
             elif isinstance(command, Close | Break):
                 command.connection.closed = True
                 self._send_down(command.connection, FIN if isinstance(command, Close) else RESET)
+            elif isinstance(command, NodesWanted | ReleaseNode):
+                continue  # nodes come and go by the schedule alone
             else:
                 raise AssertionError(f"nobody carries out {command}")
         self._check_over(c)

@@ -17,20 +17,22 @@ import msgspec
 from outlast.coordinator.door import Door
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
-from outlast.core.job.commands import Publish, Remember, Reply
+from outlast.core.job.commands import NodesWanted, Publish, ReleaseNode, Remember, Reply
 from outlast.core.succession.authority import Memory
 from outlast.core.succession.succession import FIRST
 from outlast.events.events import JobEvent, level_of
 from outlast.events.sentences import sentence
 from outlast.journal import Began, Journal
 from outlast.log import Sparing
-from outlast.platforms.plugins import Plugins, notice_of
+from outlast.platforms.plugins import Plugins, alarm_of
 from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.membership import Join, Over
 from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Term
+from outlast.providers.by_hand import ByHand
+from outlast.providers.node_source import NodeSource
 from outlast.system import clock
 from outlast.transport.unproved import HANDSHAKE
 from outlast.transport.wire import Wire, WireError
@@ -172,6 +174,7 @@ class Server:
         self._empty = asyncio.Event()
         self._door: Door[Peer] | None = None
         self._plugins = Plugins()
+        self._nodes: NodeSource = ByHand(rules.job, self._plugins.tell)
 
     async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
         """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
@@ -275,7 +278,9 @@ class Server:
         if self._journal is not None:
             self._journal.remember(command.memory)
 
-    def _attempt(self, command: Write[Peer] | Close[Peer] | Break[Peer] | Publish | Reply) -> None:
+    def _attempt(
+        self, command: Write[Peer] | Close[Peer] | Break[Peer] | Publish | Reply | NodesWanted | ReleaseNode
+    ) -> None:
         """Do what concerns one node, or people: where it fails, the other nodes must not go without the rest."""
         try:
             if isinstance(command, Write):
@@ -289,6 +294,10 @@ class Server:
                     command.connection.abort()
             elif isinstance(command, Publish):
                 self._publish(command.event)
+            elif isinstance(command, NodesWanted):
+                self._nodes.want(command)
+            elif isinstance(command, ReleaseNode):
+                self._nodes.release(command)
             else:
                 log.info("%s", command.answer.text)
         except Exception:
@@ -301,9 +310,9 @@ class Server:
                 log.log(level, "%s", line)
         if self._events is not None:
             self._events.append(event, run=self.core.job.run, term=self.core.term)
-        told = notice_of(event, self._rules.job)
-        if told is not None:
-            self._plugins.tell(told)
+        alarm = alarm_of(event, self._rules.job)
+        if alarm is not None:
+            self._plugins.tell(alarm)
 
     def _write_down(self, happened: JournalEntry) -> None:
         if self._journal is not None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from outlast.core.job.commands import Command as Decision
-from outlast.core.job.commands import Drop, Publish, Remember, Reply, Send
+from outlast.core.job.commands import Drop, NodesWanted, Publish, ReleaseNode, Remember, Reply, Send
 from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
 from outlast.core.job.job import Job
 from outlast.core.job.view import JobView
@@ -64,7 +64,17 @@ class JournalEntry(msgspec.Struct, frozen=True):
     decisions: list[Decision]
 
 
-Command = Write[Connection] | Close[Connection] | Break[Connection] | JournalEntry | Reply | Publish | Remember
+Command = (
+    Write[Connection]
+    | Close[Connection]
+    | Break[Connection]
+    | JournalEntry
+    | Reply
+    | Publish
+    | Remember
+    | NodesWanted
+    | ReleaseNode
+)
 
 
 class Coordinator(Generic[Connection]):

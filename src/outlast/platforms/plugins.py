@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.events.events import JobEvent, JobOver, NodeExcluded, Restarting
+from outlast.events.events import JobEvent, JobOver, Restarting
 from outlast.events.sentences import sentence
 from outlast.system import own_process
 
@@ -50,10 +50,8 @@ class Alarm(msgspec.Struct, frozen=True, tag="alarm"):
     text: str
 
 
-def notice_of(event: JobEvent, job: str) -> Faulty | Alarm | None:
-    """What plug-ins are told of an event: of nodes that are excluded for a while, and of failures."""
-    if isinstance(event, NodeExcluded) and event.seconds is not None:
-        return Faulty(job, event.node, event.why, event.seconds)
+def alarm_of(event: JobEvent, job: str) -> Alarm | None:
+    """What plug-ins are told of an event: of failures."""
     if isinstance(event, Restarting | JobOver) and event.failure is not None:
         failure = event.failure
         return Alarm(job, failure.node, failure.rank, failure.cause or "unknown", sentence(event))

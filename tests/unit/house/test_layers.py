@@ -35,12 +35,14 @@ ALLOWED = {
     "rulebook": {"core", "signatures"},
     "journal": {"core", "protocol"},
     "data": {"worker", "core", "protocol"},
+    "jobs": {"settings"},
 }
 FORBIDDEN = {
     "agent": {"coordinator", "worker", "data", "cli"},
     "coordinator": {"agent", "worker", "data", "cli"},
     "worker": {"agent", "coordinator", "core", "cli"},
     "platforms": {"agent", "coordinator", "worker", "cli"},
+    "providers": {"agent", "coordinator", "worker", "cli"},
     "checks": {"agent", "coordinator", "core", "cli"},
     "checkpoint": {"agent", "coordinator", "core", "cli"},
 }

@@ -41,4 +41,19 @@ class Publish(msgspec.Struct, frozen=True):
     event: JobEvent
 
 
-Command = Send | Drop | Reply | Remember | Publish
+class NodesWanted(msgspec.Struct, frozen=True):
+    """Ask whoever gives us nodes for at least so many more. The job waits for them."""
+
+    count: int
+    because: str
+
+
+class ReleaseNode(msgspec.Struct, frozen=True):
+    """Give a node back: the job does not use it for so many seconds, or (None) never again."""
+
+    node: str
+    because: str
+    seconds: float | None
+
+
+Command = Send | Drop | Reply | Remember | Publish | NodesWanted | ReleaseNode

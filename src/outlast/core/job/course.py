@@ -231,7 +231,7 @@ class JobCourse:
             s.admissions.gate.doubt(home)
         if home is not None and decided.excluded is not None:
             s.admissions.place(home)
-            s.out.publish(decided.excluded)
+            s.out.release(decided.excluded)
         s.out.publish(decided)
         return True
 
@@ -273,6 +273,7 @@ class JobCourse:
         waiting = door.waiting(s.generation)
         if door.pend is None:
             door.pend = now + s.rules.pend_timeout
+            s.out.want(waiting)
             if any(node.connected and not node.leaving for node in s.nodes.values()):
                 s.out.publish(waiting)
         elif now >= door.pend:

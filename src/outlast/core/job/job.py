@@ -399,6 +399,6 @@ class Job:
             return
         excluded = recovery.exclude(home, slower, current.number, now)
         s.admissions.place(event.node)
-        s.out.publish(excluded)
+        s.out.release(excluded)
         self._course.plan(ExcludedStraggler(home.name, excluded.seconds or 0.0, slower), now)
         self._course.settle(now)

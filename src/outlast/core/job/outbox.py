@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from outlast.core.job.commands import Command, Drop, Publish, Send
+from outlast.core.job.commands import Command, Drop, NodesWanted, Publish, ReleaseNode, Send
 from outlast.core.membership.attendance import Attendance
-from outlast.events.events import JobEvent
+from outlast.events.events import JobEvent, NodeExcluded, WaitingForNodes
+from outlast.events.sentences import needed
 from outlast.protocol.generations import Start, Stop
 from outlast.protocol.membership import Ack, Over
 from outlast.protocol.messages import FromCoordinator
@@ -35,6 +36,15 @@ class Outbox:
 
     def publish(self, event: JobEvent) -> None:
         self.commands.append(Publish(event))
+
+    def want(self, waiting: WaitingForNodes) -> None:
+        """Too few nodes are here: ask for the rest."""
+        self.commands.append(NodesWanted(waiting.least - len(waiting.ready), needed(waiting)))
+
+    def release(self, excluded: NodeExcluded) -> None:
+        """A node is not used any more: say so, and give it back."""
+        self.publish(excluded)
+        self.commands.append(ReleaseNode(excluded.node, excluded.why, excluded.seconds))
 
     @property
     def is_only_acks(self) -> bool:

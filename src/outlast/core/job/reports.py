@@ -139,7 +139,7 @@ class Reports:
             if node.place not in s.admissions.excluded:
                 why = f"{wish.reason} (exclude_node, asked for by {who})"[:LONGEST_REASON]
                 s.admissions.excluded[node.place] = why
-                s.out.publish(NodeExcluded(generation=s.generation, node=node.name, why=why, seconds=None))
+                s.out.release(NodeExcluded(generation=s.generation, node=node.name, why=why, seconds=None))
             if name in current.roster and name in current.unfinished:
                 self._course.depart(request)
         elif running and name in current.roster and name in current.unfinished:

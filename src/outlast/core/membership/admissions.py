@@ -126,7 +126,7 @@ class Admissions:
                 self._out.publish(kept)
                 continue
             if sentence.seconds is not None:
-                self._out.publish(NodeExcluded(generation=generation, node=name, why=why, seconds=sentence.seconds))
+                self._out.release(NodeExcluded(generation=generation, node=name, why=why, seconds=sentence.seconds))
             self.place(sentence.node)
         self.last_call = now  # it took long enough
         return result
