@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 
 COMMANDS = {
     "run": "run this node of a training job (torchrun's flags)",
+    "submit": "run what a job file describes, here or on a platform",
     "restart": "restart a running job with the code that is on disk now",
     "check": "check this node, or several together, and run nothing on them",
     "diagnose": "say what failed first in a job, and why, from its log directory",

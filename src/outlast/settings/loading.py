@@ -122,6 +122,24 @@ def _from_file(path: str | None, *, given: bool) -> Iterator[_Given]:
         yield _Given(name, value, path, f"{path}: {name}")
 
 
+def checked(values: Mapping[Any, object], where: str) -> dict[str, object]:
+    """Settings that a file of another kind gives, in a section `where`. Raises ValueError for the first mistake.
+
+    >>> checked({"node_timeout": 5}, "settings")
+    {'node_timeout': 5.0}
+    """
+    for name in values:
+        if name not in SETTINGS:
+            hint = nearest(str(name), SETTINGS, otherwise="; `outlast config` lists all settings")
+            raise ValueError(f"{where}: unknown setting {name!r}{hint}")
+    return {name: _convert(_Given(name, value, where, f"{where}.{name}")) for name, value in values.items()}
+
+
+def loader() -> type[yaml.SafeLoader]:
+    """How YAML is read here: a key that is given twice is an error."""
+    return _Loader
+
+
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key that is given twice: PyYAML silently takes the last one."""
 

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("name", ["settings", "events"])
+@pytest.mark.parametrize("name", ["settings", "events", "job-file"])
 def test_a_page_is_made_from_the_code(name: str) -> None:
     """For events that freezes their fields: whoever changes one has to look at VERSION, too."""
     loader = SourceFileLoader(f"{name}_page", str(ROOT / "scripts" / f"{name}-page"))

@@ -1,0 +1,106 @@
+"""The job file: plain data, the same on every platform."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+PLATFORMS = ("local", "slurm", "kubernetes", "ray")
+NODES = r"^[1-9][0-9]{0,5}(:[1-9][0-9]{0,5})?$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+
+def _field(about: str, expects: str = "", **limits: Any) -> msgspec.Meta:
+    """What the reference page says of a field, and how its error line ends: `must be …`."""
+    return msgspec.Meta(description=about, extra={"expects": expects}, **limits)
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each node needs. What is not given is left to the platform."""
+
+    cpus: Annotated[int, _field("CPUs per node.", "a whole number, 0 or more", ge=0)] = 0
+    gpus: Annotated[int, _field("GPUs per node.", "a whole number, 0 or more", ge=0)] = 0
+    memory: Annotated[
+        str, _field("Memory per node.", "an amount such as 64GiB or 500MiB", pattern=r"^([0-9]+(K|M|G|T)iB)?$")
+    ] = ""
+    time: Annotated[
+        str,
+        _field(
+            "How long the job may run.",
+            "a time such as 12:00:00 or 2-00:00:00, in quotes",
+            pattern=r"^(([0-9]+-)?[0-9]{1,3}:[0-9]{2}:[0-9]{2})?$",
+        ),
+    ] = ""
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One job: what runs, on how many nodes, and with what.
+
+    >>> JobSpec(name="j", run="train.py", nodes="2:4", spares=1).most_nodes
+    5
+    """
+
+    name: Annotated[str, _field("Name of the job.", "1 to 63 letters, digits, dots, dashes", pattern=NAME)]
+    run: Annotated[str, _field("The training script; or, by `as`, a module or a program.", "text", min_length=1)]
+    kind: Annotated[
+        Literal["script", "module", "program"],
+        _field("What `run` names.", "one of script, module, program"),
+    ] = msgspec.field(default="script", name="as")
+    args: Annotated[tuple[str, ...], _field("Its arguments.", "a list of texts")] = ()
+    nodes: Annotated[
+        str, _field("Nodes that train: a number, or MIN:MAX.", "a number of nodes or MIN:MAX", pattern=NODES)
+    ] = "1"
+    spares: Annotated[
+        int, _field("More nodes that wait to replace a lost one.", "a whole number, 0 or more", ge=0, le=100_000)
+    ] = 0
+    processes: Annotated[
+        str,
+        _field(
+            "Workers per node.",
+            "a number, auto, cpu, gpu or xpu",
+            pattern=r"^([0-9]{1,4}|auto|cpu|gpu|xpu)$",
+        ),
+    ] = "1"
+    max_restarts: Annotated[
+        int, _field("How often failed workers are restarted.", "a whole number, 0 or more", ge=0, le=2**31 - 1)
+    ] = 3
+    directory: Annotated[str, _field("Directory to run in; relative to the job file.", "a path")] = "."
+    log_dir: Annotated[str, _field("Directory for the workers' logs; empty: none are kept.", "a path")] = ""
+    env: Annotated[dict[str, str], _field("Environment variables of the workers.", "names with texts")] = {}
+    settings: Annotated[dict[str, str], _field("Settings of Outlast (settings.md), by name.", "names with values")] = {}
+    resources: Annotated[Resources, _field("What each node needs.", "names with values")] = Resources()
+    on: Annotated[
+        Literal["local", "slurm", "kubernetes", "ray"],
+        _field("Where the job runs unless --on says otherwise.", f"one of {', '.join(PLATFORMS)}"),
+    ] = "local"
+
+    @property
+    def least_nodes(self) -> int:
+        return int(self.nodes.partition(":")[0])
+
+    @property
+    def training_nodes(self) -> int:
+        """How many nodes train at most."""
+        return int(self.nodes.rpartition(":")[2])
+
+    @property
+    def most_nodes(self) -> int:
+        """How many nodes are asked for, spares included."""
+        return self.training_nodes + self.spares
+
+
+def expects(kind: type[msgspec.Struct], name: str) -> str:
+    """How an error line about a field ends.
+
+    >>> expects(Resources, "cpus")
+    'a whole number, 0 or more'
+    """
+    field = next(each for each in msgspec.structs.fields(kind) if each.encode_name == name)
+    return str(field.type.__metadata__[0].extra["expects"])
+
+
+def variable_name(text: str) -> bool:
+    """Whether a shell takes this as the name of a variable."""
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
