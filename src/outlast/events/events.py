@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.events.reasons import ChangeReason, EndReason, FailedRank, Prose
 
-VERSION = 1  # of these fields
+VERSION = 2  # of these fields
 
 
 class Level(str, Enum):
@@ -26,6 +26,14 @@ class Level(str, Enum):
 
 class _JobEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     generation: int  # the newest at that time; 0: none
+
+
+class JobBegan(_JobEvent, frozen=True, tag="job began"):
+    """The first node has come."""
+
+    least: int  # nodes that it needs
+    most: int  # nodes that it wants
+    ago: float = 0.0  # seconds before this event: when that node was started
 
 
 class GenerationFormed(_JobEvent, frozen=True, tag="generation formed"):
@@ -43,6 +51,34 @@ class GenerationEnding(_JobEvent, frozen=True, tag="generation ending"):
 
     reason: EndReason
     also: bool = False
+    ago: float = 0.0  # seconds before this event: when it happened, or when the rank that hung last moved
+
+
+class TrainingBegan(_JobEvent, frozen=True, tag="training began"):
+    """Every rank of the generation has made a step."""
+
+    step: int | None = None  # the first one; null: the script counts from 1 in every generation
+    ago: float = 0.0  # seconds before this event: when the last rank made it
+    restore: float = 0.0  # seconds that ranks spent restoring a checkpoint, on average
+    slowest: str = ""  # the node whose ranks came last
+
+
+class TrainingProgress(_JobEvent, frozen=True, tag="progress"):
+    """How far training has come: once a minute. Seconds are averages over ranks, since the generation began."""
+
+    step: int
+    ago: float = 0.0  # seconds before this event: when that step was made
+    checkpoint: float = 0.0  # seconds that training waited for saves
+    data: float = 0.0  # seconds that it waited for data
+
+
+class WorkersGone(_JobEvent, frozen=True, tag="workers gone"):
+    """No worker of the generation is alive. Seconds as in `progress`; of nodes that were lost nothing is known."""
+
+    step: int | None = None  # the last one that was made; null: none was
+    ago: float = 0.0  # seconds before this event: when that step was made
+    checkpoint: float = 0.0
+    data: float = 0.0
 
 
 class PlannedChange(_JobEvent, frozen=True, tag="planned change"):
@@ -160,6 +196,7 @@ class HangNamed(_JobEvent, frozen=True, tag="hang"):
     kind: str
     where: str
     sentence: Prose
+    ago: float = 0.0  # seconds before this event: when ranks last moved, to a power of two
 
 
 class StragglerChanged(_JobEvent, frozen=True, tag="straggler"):
@@ -172,6 +209,7 @@ class StragglerChanged(_JobEvent, frozen=True, tag="straggler"):
     since: int  # the step
     over: int | None
     sentence: Prose
+    excess: float = 0.0  # seconds that a step takes longer for it
 
 
 class Calibrated(_JobEvent, frozen=True, tag="calibrated"):
@@ -229,8 +267,12 @@ class JobOver(_JobEvent, frozen=True, tag="job over"):
 
 
 JobEvent = (
-    GenerationFormed
+    JobBegan
+    | GenerationFormed
+    | TrainingBegan
+    | TrainingProgress
     | GenerationEnding
+    | WorkersGone
     | PlannedChange
     | CoordinatorTookOver
     | QuorumMissing
@@ -258,6 +300,10 @@ _LEVELS = {
     NodeJoined: Level.QUIET,
     NodeExcluded: Level.QUIET,
     WorkerFailed: Level.QUIET,
+    JobBegan: Level.QUIET,
+    TrainingBegan: Level.QUIET,
+    TrainingProgress: Level.QUIET,
+    WorkersGone: Level.QUIET,
 }
 
 

@@ -141,6 +141,28 @@ def diagnosed(failed: reasons.FailedRank) -> str:
 
 
 @sentence.register
+def _(began: events.JobBegan) -> str:
+    return f"the job began: {began.least} to {count(began.most, 'node')}"
+
+
+@sentence.register
+def _(began: events.TrainingBegan) -> str:
+    step = f", first step {began.step}" if began.step is not None else ""
+    return f"generation {began.generation} trains{step}"
+
+
+@sentence.register
+def _(progress: events.TrainingProgress) -> str:
+    return f"generation {progress.generation}: step {progress.step}"
+
+
+@sentence.register
+def _(gone: events.WorkersGone) -> str:
+    step = f", last step {gone.step}" if gone.step is not None else ""
+    return f"generation {gone.generation}: no worker is alive{step}"
+
+
+@sentence.register
 def _(formed: events.GenerationFormed) -> str:
     spare = f", {formed.spares} spare" if formed.spares else ""
     size = f"{count(len(formed.nodes), 'node')}, {count(formed.ranks, 'rank')}{spare}"

@@ -25,6 +25,7 @@ ALLOWED = {
     "protocol": {"diagnosis", "settings"},
     "transport": {"launch", "protocol", "system"},
     "events": set(),
+    "ledger": {"events"},
     "core": {"protocol", "settings", "diagnosis", "board", "events"},
     "workloads": {"launch", "protocol", "settings", "system"},
     "errors": {"protocol"},
