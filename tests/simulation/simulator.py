@@ -1113,9 +1113,15 @@ class Simulation:
             self._tell(f"the coordinator of host{c.host.number} goes on")
             c.paused, c.timer = False, NEVER
             backlog, c.backlog = c.backlog, []
-            for step, arguments in backlog:
-                step(*arguments)
+            self._catch_up(backlog)
             self._arm(c)
+
+    def _catch_up(self, backlog: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+        """What came over a while is answered in one go: each message has its own answers, as if it had just come."""
+        for step, arguments in backlog:
+            if isinstance(arguments[0], Connection):
+                arguments[0].since = float("-inf")
+            step(*arguments)
 
     def _pause_agent(self, one: Agent, seconds: float) -> None:
         if not one.paused:
@@ -1130,8 +1136,7 @@ class Simulation:
             backlog, one.backlog = one.backlog, []
             if self.random.random() < 0.5:
                 self._agent_tick(one, one.timer)
-            for step, arguments in backlog:
-                step(*arguments)
+            self._catch_up(backlog)
 
     def _power_off(self, host: Host) -> None:
         peers = []
