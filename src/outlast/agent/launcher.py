@@ -70,10 +70,10 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
         agent = Agent(launch, settings, place=place, logs=logs, extension=extension)
-        cleanup.callback(agent.seat.hosting.kill)
-        await agent.seat.open()
+        cleanup.callback(agent.client.seat.hosting.kill)
+        await agent.client.seat.open()
         over = await agent.run()
-        await _see_off(agent.seat.hosting, over)
+        await _see_off(agent.client.seat.hosting, over)
         if not agent.hurried:
             await _show_all(logs)
         outcome.append(over)

@@ -8,6 +8,7 @@ import signal
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -246,7 +247,11 @@ def _children(pid: int) -> list[int]:
 def _has_its_input(pid: int, parent: int) -> bool:
     """Whether the parent has closed its end of the pipe that is the standard input of its child."""
     pipe = Path(f"/proc/{pid}/fd/0").readlink()
-    return pipe not in [path.readlink() for path in Path(f"/proc/{parent}/fd").iterdir()]
+    for path in Path(f"/proc/{parent}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if path.readlink() == pipe:
+                return False
+    return True
 
 
 def _is_worker(pid: int) -> bool:

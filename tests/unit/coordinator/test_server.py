@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from links import TOKEN, Seeker
 from outlast.agent.coordinator_link import link
 from outlast.coordinator import door, server
 from outlast.coordinator.server import Server
@@ -23,11 +24,11 @@ from outlast.launch import Endpoint
 from outlast.protocol.membership import Join, Refuse, Report, State
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.rules import Rules
+from outlast.system.tasks import Tasks
 from outlast.transport.certificate import server_side
 from outlast.transport.commission import Tls
 from outlast.transport.wire import Wire
 
-TOKEN = "secret"
 TIMEOUT = 2.0
 
 Message = TypeVar("Message")
@@ -174,41 +175,18 @@ def test_a_coordinator_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.
     async def connects() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         place = Endpoint("127.0.0.1", listener.getsockname()[1])
-        looked, again, connected = 0, asyncio.Event(), asyncio.Event()
-
-        def places() -> list[Endpoint]:
-            nonlocal looked
-            looked += 1
-            if looked > 1:
-                again.set()
-            return [place]
-
-        looking = link.Link(
-            places,
-            lambda: TOKEN,
-            tls=None,
-            patience=60.0,
-            choose=lambda standings: 0 if standings else None,
-            obeyed=lambda: 0.0,
-            connected=lambda _: connected.set(),
-            received=lambda _: None,
-            disconnected=lambda: None,
-        )
-        tasks = {asyncio.create_task(looking.run())}
+        seeker = Seeker([place])
+        errors: list[BaseException] = []
+        tasks = Tasks(errors.append)
+        tasks.start(link.Link(seeker, tls=None, patience=60.0).run())
         try:
-            await asyncio.wait({*tasks, asyncio.create_task(again.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            await seeker.until("looked", 2)
             monkeypatch.setattr(link, "HANDSHAKE_TIMEOUT", 30.0)
-            tasks.add(asyncio.create_task(Server(rules(), TOKEN).serve(listener)))
-            done, _ = await asyncio.wait(
-                {*tasks, asyncio.create_task(connected.wait())}, timeout=60, return_when=asyncio.FIRST_COMPLETED
-            )
-            assert not done & tasks
-            assert connected.is_set()
+            tasks.start(Server(rules(), TOKEN).serve(listener))
+            await seeker.until("connections", 1)
+            assert not errors
         finally:
-            await looking.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await tasks.cancel()
 
     asyncio.run(connects())
 

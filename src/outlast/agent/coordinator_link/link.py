@@ -11,8 +11,9 @@ import re
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
+from typing import Protocol
 
 import msgspec
 
@@ -28,6 +29,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0  # between two tries
 HANDSHAKE_TIMEOUT = 5.0
 TIME_TO_SPEAK = 1.0  # seconds, for who listens on this machine, before it is looked who that is
 OTHERS = 0.05  # seconds for other coordinators to answer as well, once one may act
+TO_CLOSE = 1.0  # seconds, for what was sent to be on its way
 SHORT_PATIENCE = 5.0  # with what waiting will hardly mend
 
 log = logging.getLogger("agent")
@@ -118,6 +120,13 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    async def end(self) -> None:
+        """Close it, once what was sent is on its way."""
+        self.close()
+        _, waiting = await asyncio.wait({self.closed}, timeout=TO_CLOSE)
+        if waiting and self._transport is not None:
+            self._transport.abort()
+
     def abort(self) -> None:
         """Break the connection off. A reset, not an end: that would tell the coordinator that no worker lives here."""
         if self._transport is not None and not self._transport.is_closing():
@@ -132,42 +141,50 @@ class Connection(asyncio.Protocol):
             self.closed.set_result(error)
 
 
+class LinkOwner(Protocol):
+    """Who has a link: knows where to look for a coordinator, which one to take, and hears what it says."""
+
+    def places(self) -> Sequence[Endpoint]:
+        """Everywhere a coordinator may be."""
+
+    def token(self) -> str | None:
+        """The job's; None where this user has none (yet)."""
+
+    def is_ours(self, standing: Standing) -> bool:
+        """Whether this coordinator may be this job's."""
+
+    def choose(self, standings: Sequence[Standing]) -> int | None:
+        """Which of these coordinators to join."""
+
+    def obeyed(self) -> float:
+        """When one last answered in a way that counts."""
+
+    def connected(self, standing: Standing) -> None: ...
+
+    def received(self, message: FromCoordinator) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+
 class Link:
-    """Keeps a connection to the coordinator, wherever it is, and tells when one is made and lost.
+    """Keeps a connection to the coordinator, wherever it is, and tells its owner when one is made and lost.
 
     `address` is this node's own address as the coordinator's network has it.
     """
 
-    def __init__(
-        self,
-        places: Callable[[], Sequence[Endpoint]],
-        token: Callable[[], str | None],
-        *,
-        tls: ssl.SSLContext | None,
-        patience: float,
-        choose: Callable[[Sequence[Standing]], int | None],
-        obeyed: Callable[[], float],
-        connected: Callable[[Standing], None],
-        received: Callable[[FromCoordinator], None],
-        disconnected: Callable[[], None],
-        is_ours: Callable[[Standing], bool] = lambda _: True,
-    ) -> None:
+    def __init__(self, owner: LinkOwner, *, tls: ssl.SSLContext | None, patience: float) -> None:
         self.address = ""
-        self._places = places
-        self._token = token
+        self._owner = owner
         self._tls = tls
         self._patience = patience
-        self._choose = choose
-        self._obeyed = obeyed
-        self._connected = connected
-        self._received = received
-        self._disconnected = disconnected
-        self._is_ours = is_ours
         self._met = False  # whether this node has ever been connected to its coordinator
         self._connection: Connection | None = None
 
     async def run(self) -> None:
-        """Connect, and reconnect, until nobody could be reached for too long: raises `CoordinatorUnreachable`."""
+        """Connect, and reconnect, until nobody could be reached for too long: raises `CoordinatorUnreachable`.
+
+        When it is cancelled, the connection ends once what was sent is on its way.
+        """
         loop = asyncio.get_running_loop()
         last, wait = loop.time(), FIRST_WAIT
         told = silent = False
@@ -177,7 +194,7 @@ class Link:
                     f"no coordinator that may act was found within {self._patience:g} s: "
                     "it needs more than half of the nodes of the last generation"
                 )
-            places, tried = self._places(), self._token()
+            places, tried = self._owner.places(), self._owner.token()
             reached, failed = await knock(places, tried, self._tls, self._receive, limit=max(1.0, 4 * wait))
             self._turn_away_others(reached, failed)
             connection = self._pick(reached)
@@ -187,28 +204,36 @@ class Link:
                 wait = min(2 * wait, LONGEST_WAIT)
                 continue
             wait, told, self._met = FIRST_WAIT, False, True
-            self._connection, self.address = connection, connection.address
-            before = self._obeyed()
-            self._connected(connection.standing)
-            error_or_none = await connection.closed
-            self._connection = None
-            silent = self._obeyed() == before
-            if not silent:
-                last = loop.time()
-            log.debug("the connection to the coordinator ended: %s", error_or_none or "closed")
-            self._disconnected()
+            before = self._owner.obeyed()
+            await self._stay(connection)
+            silent = self._owner.obeyed() == before
             if silent:
                 await asyncio.sleep(FIRST_WAIT * random.uniform(0.5, 1.0))  # one that turns us away is not stormed
+            else:
+                last = loop.time()
+
+    async def _stay(self, connection: Connection) -> None:
+        """Until the connection ends. When this is cancelled, it ends the connection itself."""
+        self._connection, self.address = connection, connection.address
+        try:
+            self._owner.connected(connection.standing)
+            await asyncio.wait({connection.closed})
+        finally:
+            self._connection = None
+            if not connection.closed.done():
+                await connection.end()
+        log.debug("the connection to the coordinator ended: %s", connection.closed.result() or "closed")
+        self._owner.disconnected()
 
     def _turn_away_others(self, reached: list[Connection], failed: dict[Endpoint, Exception]) -> None:
-        for connection in [each for each in reached if not self._is_ours(each.standing)]:
+        for connection in [each for each in reached if not self._owner.is_ours(each.standing)]:
             reached.remove(connection)
             connection.close()
             assert connection.endpoint is not None
             failed[connection.endpoint] = OtherJob(f"it serves job {connection.standing.job!r}")
 
     def _pick(self, reached: Sequence[Connection]) -> Connection | None:
-        index = self._choose([connection.standing for connection in reached])
+        index = self._owner.choose([connection.standing for connection in reached])
         for other, connection in enumerate(reached):
             if other != index:
                 connection.close()
@@ -232,7 +257,7 @@ class Link:
         place, error = max((left or failed).items(), key=lambda item: isinstance(item[1], WireError))
         settled = not left and not self._met
         if settled and isinstance(error, WrongToken):
-            if self._token() != tried:
+            if self._owner.token() != tried:
                 return told  # the file was left there by an earlier job, and has been replaced meanwhile
             raise CoordinatorUnreachable(why_not(error, place, self._patience, self._tls)) from error
         if settled and isinstance(error, NoToken) and error.here and since >= TIME_TO_SPEAK:
@@ -249,7 +274,7 @@ class Link:
 
     def _receive(self, connection: Connection, message: FromCoordinator) -> None:
         if self._connection is connection:
-            self._received(message)
+            self._owner.received(message)
 
     def send(self, message: FromAgent) -> None:
         if self._connection is not None:
@@ -258,16 +283,6 @@ class Link:
     def hang_up(self) -> None:
         if self._connection is not None:
             self._connection.abort()
-
-    async def close(self) -> None:
-        """End the connection once what was sent is on its way."""
-        if self._connection is not None:
-            connection = self._connection
-            connection.close()
-            try:
-                await asyncio.wait_for(asyncio.shield(connection.closed), 1.0)
-            except asyncio.TimeoutError:
-                connection.abort()
 
 
 async def knock(
@@ -283,8 +298,8 @@ async def knock(
     With several it waits no longer than `limit`, and hardly longer than until one says that it may act: a host that is
     gone does not even refuse.
     """
-    tasks = {asyncio.ensure_future(connect(place, token, tls, receive)): place for place in places}
     loop = asyncio.get_running_loop()
+    tasks = {loop.create_task(connect(place, token, tls, receive)): place for place in places}
     end = loop.time() + (limit if len(places) > 1 else 2 * HANDSHAKE_TIMEOUT)
     reached: list[Connection] = []
     failed: dict[Endpoint, Exception] = {}
@@ -302,17 +317,28 @@ async def knock(
                     raise error
             if any(connection.standing.acting for connection in reached):
                 end = min(end, loop.time() + OTHERS)
-    finally:
-        for task in waiting:
-            task.cancel()
-        if waiting:
-            await asyncio.wait(waiting)
+    except BaseException:
+        await _cancel(waiting)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is None:
+                task.result().close()
+        raise
+    await _cancel(waiting)
     for task in waiting:
         if task.cancelled() or task.exception() is not None:
             failed[tasks[task]] = TimeoutError(errno.ETIMEDOUT, "no answer")
         else:
             reached.append(task.result())  # it has answered at the very last moment
     return reached, failed
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Connection]]) -> None:
+    """Cancel them, and wait: again and again, for `wait_for` of Python 3.10 and 3.11 may swallow a cancellation."""
+    waiting = set(tasks)
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        _, waiting = await asyncio.wait(waiting, timeout=FIRST_WAIT)
 
 
 async def connect(

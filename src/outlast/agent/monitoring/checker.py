@@ -32,6 +32,7 @@ from outlast.protocol.fields import LONGEST_REASON, UNREADABLE
 from outlast.settings.settings import Settings
 from outlast.system import own_process
 from outlast.system.clock import now
+from outlast.system.tasks import Tasks
 from outlast.workloads.torch_job import TorchWorkload
 
 log = logging.getLogger("agent")
@@ -77,11 +78,10 @@ class Checker:
         self._settings = settings
         self._zygote = zygote
         self._found = found
-        self._loop = asyncio.get_running_loop()
         self._trial: Trial | None = None
         self._newest = (0, 0)
         self._answer: Findings | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def begin(self, probe: Probe) -> bool:
         """Carry out a probe; False for one that is known: its findings, if there are any, are told again."""
@@ -93,9 +93,7 @@ class Checker:
         self._newest, self._answer = this, None
         self.drop()
         self._trial = Trial(probe, self._launch, self._settings)
-        task = self._loop.create_task(self._carry_out(self._trial))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._carry_out(self._trial))
         return True
 
     async def _carry_out(self, trial: Trial) -> None:
@@ -107,6 +105,15 @@ class Checker:
             self._trial, self._answer = None, findings
             self._found(findings)
 
+    def joined(self) -> None:
+        """The node is part of the job: where nodes are checked, the processes for that are made ready.
+
+        Not before: a coordinator that starts here is waited for, and needs the CPU.
+        """
+        zygote = self._zygote()
+        if zygote is not None and (self._settings.network_check or self._launch.check_only):
+            zygote.wake()
+
     def drop(self) -> None:
         """What is under way is not wanted any more."""
         if self._trial is not None:
@@ -116,8 +123,7 @@ class Checker:
     async def stop(self) -> None:
         """Wait until nothing of it is left."""
         self.drop()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     def reap_orphans(self) -> None:
         if self._trial is not None and self._trial.group is not None:

@@ -11,16 +11,15 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from outlast.agent.monitoring.stacks import collect
 from outlast.agent.monitoring.watch import Hang, Watch
 from outlast.agent.processes.workers import WorkerGroup
-from outlast.core.node.inputs import Event, Exited, Late, Observed
+from outlast.core.node.inputs import Exited, Late, Observed
 from outlast.diagnosis.culprit import name
 from outlast.diagnosis.observation import Observation, told
 from outlast.diagnosis.stack import Stack
@@ -28,8 +27,10 @@ from outlast.protocol.failures import Failure
 from outlast.protocol.fields import LONGEST_REASON
 from outlast.protocol.generations import Assignment
 from outlast.protocol.hangs import Named
+from outlast.system.tasks import Tasks
 
 log = logging.getLogger("agent")
+T = TypeVar("T")
 
 TO_END = 1.0  # seconds that a rank which hangs has to end after its signal, before SIGKILL
 TO_LOOK = 0.7  # seconds, for the stacks of all ranks here
@@ -39,8 +40,23 @@ FRESH = 0.5  # seconds for which what was seen is still true
 STATES = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it", "D": "it is stuck in the kernel"}
 
 
+class HangOwner(Protocol):
+    """Who hears of hangs, and knows what to make of a rank's end."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a coordinator can be asked."""
+
+    def feed(self, event: Late | Observed | Exited) -> None: ...
+
+    def failure_of_hang(self, local_rank: int, pid: int, exit_code: int) -> Failure: ...
+
+    def judged(self, failure: Failure) -> Failure:
+        """With its cause, and what is to be done about it."""
+
+
 class Hangs:
-    """The ranks of one node that are late, in one generation.
+    """The ranks of one node that are late, in one generation. Its tasks end with `close`; the owner's group waits.
 
     hangs.late(found); hangs.look(number, interrupt=True); hangs.named(named); hangs.close()
     """
@@ -53,35 +69,30 @@ class Hangs:
         watch: Watch,
         *,
         ending: signal.Signals | None,
-        connected: Callable[[], bool],
-        feed: Callable[[Event], None],
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        failure: Callable[[int, int, int], Failure],
-        judged: Callable[[Failure], Failure],
+        owner: HangOwner,
+        tasks: Tasks,
     ) -> None:
         self.ended: set[int] = set()  # local ranks whose failure has been told, whatever they exit with
         self._node, self._generation, self._first = node, assignment.generation, assignment.first_rank
         self._alone = assignment.group_world_size == 1
         self._group, self._watch = group, watch
         self._ending = ending  # what a rank is ended with; None: nobody is
-        self._connected, self._feed, self._run = connected, feed, run
-        self._failure, self._judged = failure, judged
-        self._loop = asyncio.get_running_loop()
+        self._owner, self._tasks = owner, tasks
+        self._mine: list[asyncio.Task[Any]] = []
         self._looks: list[tuple[float, bool, asyncio.Task[Mapping[int, Stack]]]] = []
-        self._named: asyncio.Future[Named] = self._loop.create_future()
+        self._named: asyncio.Future[Named] = asyncio.get_running_loop().create_future()
         self._late: dict[int, Hang] = {}
-        self._open = True
 
     def late(self, found: list[Hang]) -> None:
         """These ranks are newly late."""
         for hang in found:
             self._late[hang.local_rank] = hang
             tell(hang, generation=self._generation, rank=self._rank(hang), pid=self._group.pids[hang.local_rank])
-        self._run(self._deal_with(found))
+        self._start(self._deal_with(found))
 
     def look(self, number: int, interrupt: bool) -> None:
         """The coordinator wants to know where the ranks are."""
-        self._run(self._show(number, interrupt))
+        self._start(self._show(number, interrupt))
 
     def named(self, named: Named) -> None:
         """The coordinator says who it is. A culprit here is ended for it, also if none of its own clocks ran out."""
@@ -93,38 +104,40 @@ class Hangs:
 
     def close(self) -> None:
         """The generation ends here: what was not said by now is not said any more."""
-        self._open = False
-        self._named.cancel()
-        for _, _, look in self._looks:
-            look.cancel()
+        for task in self._mine:
+            task.cancel()
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._tasks.start(work)
+        self._mine = [*(each for each in self._mine if not each.done()), task]
+        return task
 
     async def _deal_with(self, found: list[Hang]) -> None:
         """See where the ranks are, hear who it is that they wait for, and end those for which that is a verdict."""
         until = time.monotonic() + TO_NAME
         verdicts = [hang for hang in found if hang.verdict]
         if self._named.done():
-            self._named = self._loop.create_future()  # what was said before was about others
+            self._named = asyncio.get_running_loop().create_future()  # what was said before was about others
         look = self._begin_look(interrupt=True) if verdicts else None
-        asked = self._connected()
-        self._feed(Late(self._generation, ending=bool(verdicts)))
+        asked = self._owner.connected
+        self._owner.feed(Late(self._generation, ending=bool(verdicts)))
         if asked and not verdicts:
             return  # the coordinator asks for what it needs, and says what it makes of it
         stacks = await _result(look or self._begin_look(interrupt=False), until)
         named = await self._verdict(until) if asked else None
-        if named is None and self._alone and stacks and self._open:
+        if named is None and self._alone and stacks:
             log.error("%s", name(self._observations(stacks)).sentence)
         for hang in verdicts:
             self._end(hang.local_rank, named, stacks.get(self._rank(hang)))
 
     async def _verdict(self, until: float) -> Named | None:
-        with suppress(asyncio.TimeoutError, asyncio.CancelledError):
-            return await asyncio.wait_for(asyncio.shield(self._named), until - time.monotonic())
-        return None
+        named = self._named
+        await asyncio.wait({named}, timeout=until - time.monotonic())
+        return named.result() if named.done() else None
 
     async def _show(self, number: int, interrupt: bool) -> None:
         stacks = await _result(self._begin_look(interrupt), time.monotonic() + TO_NAME)
-        if self._open:
-            self._feed(Observed(self._generation, number, told(self._observations(stacks))))
+        self._owner.feed(Observed(self._generation, number, told(self._observations(stacks))))
 
     def _begin_look(self, interrupt: bool) -> asyncio.Task[Mapping[int, Stack]]:
         """Look at all ranks; or share a look that has just begun, if it is as thorough."""
@@ -134,7 +147,7 @@ class Hangs:
             if interrupts >= interrupt:
                 return look
         pids = {self._first + r: self._group.pids[r] for r in self._group.alive}
-        look = self._loop.create_task(_look(pids, interrupt))
+        look = self._start(_look(pids, interrupt))
         self._looks.append((now, interrupt, look))
         return look
 
@@ -153,12 +166,12 @@ class Hangs:
         ]
 
     def _end(self, local_rank: int, named: Named | None, stack: Stack | None) -> None:
-        if not self._open or self._ending is None or local_rank in self.ended or local_rank not in self._group.alive:
+        if self._ending is None or local_rank in self.ended or local_rank not in self._group.alive:
             return
         self.ended.add(local_rank)
-        failure = self._failure(local_rank, self._group.pids[local_rank], -self._ending)
-        failure = self._judged(failure_of(failure, self._late.get(local_rank), named, stack))
-        self._feed(Exited(self._generation, failure, patience(self._ending)))
+        failure = self._owner.failure_of_hang(local_rank, self._group.pids[local_rank], -self._ending)
+        failure = self._owner.judged(failure_of(failure, self._late.get(local_rank), named, stack))
+        self._owner.feed(Exited(self._generation, failure, patience(self._ending)))
         self._group.end(local_rank, self._ending)
 
     def _rank(self, hang: Hang) -> int:

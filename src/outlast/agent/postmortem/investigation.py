@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from outlast.failover import FailureInfo
 from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Assignment
 from outlast.system.clock import now
+from outlast.system.tasks import Tasks
 
 TEXT_OF_LATER_FAILURES = 2048  # characters; the first one keeps all of its text
 
@@ -44,14 +45,14 @@ class Investigation:
         extension: Extension | None,
         *,
         feed: Callable[[Decided], None],
-        run: Callable[[Coroutine[None, None, None]], None],
+        tasks: Tasks,
     ) -> None:
         self._node = node
         self._job = job
         self._judge = judge
         self._extension = extension
         self._feed = feed
-        self._run = run
+        self._tasks = tasks
         self._witness = Witness()
         self._assignment: Assignment | None = None
         self._watch: Watch | None = None
@@ -104,7 +105,7 @@ class Investigation:
         concerned = first and gpus.concerned(evidence)
         if not concerned and (not first or self._extension is None):
             return failure
-        self._run(self._consider(failure, place, evidence if concerned else None, judged))
+        self._tasks.start(self._consider(failure, place, evidence if concerned else None, judged))
         return replace(failure, pending=True)
 
     async def _consider(

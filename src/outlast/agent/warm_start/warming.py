@@ -1,34 +1,87 @@
-"""Whether workers are forked from a zygote, and how early it is warm."""
+"""Where workers come from: forked from a zygote, if the workload allows that, or started as new processes."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from msgspec.structs import replace
+
+from outlast.agent.processes.workers import Streams, WorkerGroup
 from outlast.agent.warm_start.zygote import Zygote
+from outlast.agent.warm_start.zygote_process import startup
 from outlast.launch import Launch
+from outlast.protocol.generations import Assignment
 from outlast.settings.settings import Settings
-from outlast.workloads.workload import Workload
+from outlast.workloads.torch_job import TorchWorkload
+from outlast.workloads.workload import Attachments, Workload
 
 log = logging.getLogger("agent")
 
 MOST_PATIENCE = 1.0  # seconds with a zygote that does not answer; the lease has to be renewed meanwhile
 
 
-def warm(workload: Workload, launch: Launch, settings: Settings) -> Zygote | None:
-    """A zygote, for a workload whose tasks can be forked."""
-    preload = workload.preload(os.environ)
-    if preload is None:
-        return None
-    if settings.warm_cuda and launch.virtual_local_rank:
-        log.warning("no spare workers (--warm-cuda) with --virtual-local-rank: each has to see another GPU first")
-    zygote = Zygote(
-        preload.command,
-        preload.environment,
-        preload=preload.modules,
-        patience=min(MOST_PATIENCE, settings.node_timeout / 4),
-        spares=launch.nproc if settings.warm_cuda and not launch.virtual_local_rank else 0,
-    )
-    if preload.early:
-        zygote.wake()
-    return zygote
+class Spawner:
+    """Makes the workers of one node, for one generation after the other."""
+
+    def __init__(self, launch: Launch, settings: Settings) -> None:
+        self.workload: Workload = TorchWorkload(launch, settings)
+        self.launch = launch
+        self._settings = settings
+        self.zygote = self._warm()
+
+    def _warm(self) -> Zygote | None:
+        """A zygote, for a workload whose tasks can be forked."""
+        launch, settings = self.launch, self._settings
+        preload = self.workload.preload(os.environ)
+        if preload is None:
+            return None
+        if settings.warm_cuda and launch.virtual_local_rank:
+            log.warning("no spare workers (--warm-cuda) with --virtual-local-rank: each has to see another GPU first")
+        zygote = Zygote(
+            preload.command,
+            preload.environment,
+            preload=preload.modules,
+            patience=min(MOST_PATIENCE, settings.node_timeout / 4),
+            spares=launch.nproc if settings.warm_cuda and not launch.virtual_local_rank else 0,
+        )
+        if preload.early:
+            zygote.wake()
+        return zygote
+
+    def refresh(self) -> None:
+        """What was imported before is not used again."""
+        if self.zygote is not None:
+            self.zygote.close()
+            self.zygote = self._warm()
+
+    def environments(
+        self, assignment: Assignment, offered: Attachments, board: Callable[[int], str]
+    ) -> list[dict[str, str]]:
+        """The environment of each worker; `board`: its place on the board."""
+        return [
+            self.workload.environment(assignment, r, os.environ, replace(offered, board=board(r)))
+            for r in range(self.launch.nproc)
+        ]
+
+    def start(
+        self,
+        environments: Sequence[dict[str, str]],
+        streams: Sequence[Streams],
+        on_exit: Callable[[int, int, int], None],
+    ) -> WorkerGroup:
+        """The workers of a generation."""
+        commands = [self.workload.command(r) for r in range(self.launch.nproc)]
+        zygote = self.zygote
+        if zygote is None:
+            cold = partial(startup, purpose="hook -1") if self.workload.hooked else dict
+            return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold)
+        return WorkerGroup.start(
+            commands, environments, streams, on_exit, fork=zygote.fork, cold=zygote.cold, pass_fds=[zygote.news]
+        )
+
+    def close(self) -> None:
+        if self.zygote is not None:
+            self.zygote.close()

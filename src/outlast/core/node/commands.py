@@ -132,6 +132,7 @@ class Exit(msgspec.Struct, frozen=True):
     over: Over
 
 
-ForWorkers = StartWorkers | StopWorkers | TakeMeasures | Agree | Observe | Blame | HaltWorkers | Respond | Lease
 ForCoordinator = Tell | Show | Host | Retire | Hangup
-Command = ForWorkers | ForCoordinator | Examine | SetStride | Announce | Exit
+ForMonitor = TakeMeasures | Agree | Observe | Blame | HaltWorkers
+ForWorkers = StartWorkers | StopWorkers | Lease | Respond
+Command = ForCoordinator | ForMonitor | ForWorkers | Examine | SetStride | Announce | Exit

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 import pytest
 
+from links import TOKEN, Seeker
 from outlast.agent.coordinator_link.ask import ask
 from outlast.agent.coordinator_link.link import FIRST_WAIT, CoordinatorUnreachable, Link, knock
 from outlast.launch import Endpoint
 from outlast.protocol.requests import Ask
 from outlast.protocol.succession import Standing, Term
+from outlast.system.tasks import Tasks
 from outlast.transport.wire import Wire, WireError
-
-TOKEN = "a secret of sixteen characters or more"
 
 
 class Turning(asyncio.Protocol):
@@ -51,32 +50,13 @@ async def serving(kind: type[Turning]) -> tuple[asyncio.Server, Endpoint]:
 def test_a_coordinator_that_turns_us_away_is_not_stormed() -> None:
     async def storm(times: int) -> float:
         server, endpoint = await serving(Turning)
-        enough = asyncio.Event()
-        ends = 0
-
-        def ended() -> None:
-            nonlocal ends
-            ends += 1
-            if ends == times:
-                enough.set()
-
-        link = Link(
-            lambda: [endpoint],
-            lambda: TOKEN,
-            tls=None,
-            patience=600.0,
-            choose=lambda standings: 0 if standings else None,
-            obeyed=lambda: 0.0,
-            connected=lambda _: None,
-            received=lambda _: None,
-            disconnected=ended,
-        )
-        loop = asyncio.get_running_loop()
+        seeker = Seeker([endpoint])
+        loop, tasks = asyncio.get_running_loop(), Tasks()
         began = loop.time()
-        running = loop.create_task(link.run())
-        await asyncio.wait_for(enough.wait(), 60.0)
+        tasks.start(Link(seeker, tls=None, patience=600.0).run())
+        await seeker.until("ends", times)
         took = loop.time() - began
-        running.cancel()
+        await tasks.cancel()
         server.close()
         return took
 
@@ -118,19 +98,8 @@ async def free_endpoint() -> Endpoint:
     return endpoint
 
 
-def dialling(places: Sequence[Endpoint], patience: float, connected: Callable[[Standing], None]) -> Link:
-    return Link(
-        lambda: places,
-        lambda: TOKEN,
-        tls=None,
-        patience=patience,
-        choose=lambda standings: 0 if standings else None,
-        obeyed=lambda: 0.0,
-        connected=connected,
-        received=lambda _: None,
-        disconnected=lambda: None,
-        is_ours=lambda standing: standing.job == "job",
-    )
+def dialling(*places: Endpoint) -> Link:
+    return Link(Seeker(places, job="job"), tls=None, patience=600.0)
 
 
 OTHERS = [Banner, OtherToken, OtherJob, Strange]
@@ -141,16 +110,16 @@ def test_a_place_where_somebody_else_answers_is_one_place_less_and_not_the_end(o
     async def scene() -> None:
         foreign, taken = await serving(other)
         away = await free_endpoint()
-        met = asyncio.Event()
-        link = dialling([taken, away], 600.0, lambda _: met.set())
-        running = asyncio.ensure_future(link.run())
+        seeker, tasks = Seeker([taken, away], job="job"), Tasks()
+        link = Link(seeker, tls=None, patience=600.0)
+        running = tasks.start(link.run())
         for _ in range(3):  # tries
             told = link._despair([], {taken: await failure(taken), away: ConnectionRefusedError()}, TOKEN, 500.0, True)
             assert told
         assert not running.done()
         ours = await asyncio.get_running_loop().create_server(Ours, "127.0.0.1", away.port)
-        await asyncio.wait_for(met.wait(), 60.0)
-        running.cancel()
+        await seeker.until("connections", 1)
+        await tasks.cancel()
         foreign.close()
         ours.close()
 
@@ -158,7 +127,7 @@ def test_a_place_where_somebody_else_answers_is_one_place_less_and_not_the_end(o
 
 
 async def failure(place: Endpoint) -> Exception:
-    link = dialling([place], 600.0, lambda _: None)
+    link = dialling(place)
     reached, failed = await knock([place], TOKEN, None, link._receive, limit=60.0)
     link._turn_away_others(reached, failed)
     return failed[place]
@@ -169,7 +138,7 @@ def test_a_node_of_a_job_waits_for_its_coordinator_where_a_new_one_is_told_what_
     async def scene() -> None:
         foreign, taken = await serving(other)
         error = await failure(taken)
-        link = dialling([taken], 600.0, lambda _: None)
+        link = dialling(taken)
         with pytest.raises(CoordinatorUnreachable):
             link._despair([], {taken: error}, TOKEN, 10.0, True)
         link._met = True
@@ -191,3 +160,63 @@ def test_a_coordinator_of_another_version_is_named_and_no_crash() -> None:
 
     with pytest.raises(CoordinatorUnreachable, match="another version: install the same Outlast on every node"):
         asyncio.run(knocks())
+
+
+class Staying(Turning):
+    """A coordinator that stays, and says how the other end has gone."""
+
+    gone: asyncio.Future[Exception | None]
+    said = msgspec.msgpack.encode(Standing(Term(1, "a"), False))
+
+    def data_received(self, data: bytes) -> None:
+        if self._wire.ready:
+            return
+        self._wire.feed(data)
+        self._transport.write(self._wire.take())
+        if self._wire.ready:
+            self._transport.write(self._wire.pack(self.said))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone.set_result(error)
+
+
+class Silent(asyncio.Protocol):
+    """Accepts, and says nothing: a knock at several places waits for it."""
+
+    came: asyncio.Event
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: ARG002
+        self.came.set()
+
+
+def test_a_link_that_is_cancelled_ends_its_connection_and_leaves_no_task() -> None:
+    async def scene() -> None:
+        Staying.gone = asyncio.get_running_loop().create_future()
+        server, place = await serving(Staying)
+        seeker, tasks = Seeker([place]), Tasks()
+        tasks.start(Link(seeker, tls=None, patience=600.0).run())
+        await seeker.until("connections", 1)
+        await asyncio.wait_for(tasks.cancel(), 60.0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert await asyncio.wait_for(Staying.gone, 60.0) is None  # an end, not a reset
+        assert seeker.ends == 0
+        server.close()
+
+    asyncio.run(scene())
+
+
+def test_a_knock_that_is_cancelled_leaves_no_connection_and_no_task() -> None:
+    async def scene() -> None:
+        Staying.gone, Silent.came = asyncio.get_running_loop().create_future(), asyncio.Event()
+        server, place = await serving(Staying)
+        silent, quiet = await serving(Silent)  # type: ignore[arg-type]
+        tasks = Tasks()
+        tasks.start(knock([place, quiet], TOKEN, None, lambda *_: None, limit=600.0))
+        await asyncio.wait_for(Silent.came.wait(), 60.0)
+        await asyncio.wait_for(tasks.cancel(), 60.0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await asyncio.wait_for(Staying.gone, 60.0)
+        server.close()
+        silent.close()
+
+    asyncio.run(scene())

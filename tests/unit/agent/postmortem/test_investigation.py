@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.postmortem.verdicts import Judge
 from outlast.core.node.inputs import Decided
 from outlast.protocol.generations import Assignment
+from outlast.system.tasks import Tasks
 
 
 def test_what_is_pending_is_decided_also_where_to_ask_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,12 +22,17 @@ def test_what_is_pending_is_decided_also_where_to_ask_failed(tmp_path: Path, mon
     monkeypatch.setattr(gpus, "DRIVER", tmp_path)
     monkeypatch.setattr(gpus, "states", broken)
     fed: list[Decided] = []
-    work: list[Coroutine[None, None, None]] = []
-    inquest = Investigation("a", "j", Judge(""), None, feed=fed.append, run=work.append)
-    inquest.begin(Assignment(1, 0, 1, 0, 1, 0, 1, "h", 1, 0))
-    failure = inquest.failure(0, 1, -11, written=False)
-    assert inquest.judged(failure, first=True).pending
-    with pytest.raises(RuntimeError):
-        asyncio.run(work[0])
-    inquest.close()
+    errors: list[BaseException] = []
+
+    async def play() -> None:
+        tasks = Tasks(errors.append)
+        inquest = Investigation("a", "j", Judge(""), None, feed=fed.append, tasks=tasks)
+        inquest.begin(Assignment(1, 0, 1, 0, 1, 0, 1, "h", 1, 0))
+        failure = inquest.failure(0, 1, -11, written=False)
+        assert inquest.judged(failure, first=True).pending
+        await tasks.wait()
+        inquest.close()
+
+    asyncio.run(play())
+    assert [str(error) for error in errors] == ["nobody foresaw it"]
     assert [(each.failure.rank, each.failure.pending) for each in fed] == [(0, False)]

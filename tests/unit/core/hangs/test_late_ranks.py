@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Assignment
 from outlast.protocol.hangs import Named
 from outlast.settings.settings import Settings
+from outlast.system.tasks import Tasks
 from outlast.worker.session import Session
 
 SOON = 60.0
@@ -40,7 +41,7 @@ class Scene:
         self.said: list[Event] = []
         self.news = asyncio.Event()
         self.connected = connected
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks = Tasks()
         limits = Limits.of(Settings(rank_heartbeat_timeout=0.2, hang_detection=detection))
         self.watch = Watch(NPROC, limits, late=self.late, asked=lambda *_: None, calibrate=lambda: None)
         null = os.open(os.devnull, os.O_WRONLY)
@@ -57,12 +58,10 @@ class Scene:
             self.group,
             self.watch,
             ending=signal.SIGKILL if detection == "on" else None,
-            connected=lambda: self.connected,
-            feed=self.feed,
-            run=self.run,
-            failure=lambda r, pid, code: Failure("b", "b", place.first_rank + r, r, pid, code, 1.0, ""),
-            judged=lambda failure: failure,
+            owner=self,
+            tasks=self.tasks,
         )
+        self._first = place.first_rank
         self.workers = [Session({VARIABLE: self.watch.address(rank)}) for rank in range(NPROC)]
 
     def late(self, found: list[Hang]) -> None:
@@ -72,8 +71,11 @@ class Scene:
         self.said.append(event)
         self.news.set()
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        self.tasks.append(asyncio.get_running_loop().create_task(work))
+    def failure_of_hang(self, local_rank: int, pid: int, exit_code: int) -> Failure:
+        return Failure("b", "b", self._first + local_rank, local_rank, pid, exit_code, 1.0, "")
+
+    def judged(self, failure: Failure) -> Failure:
+        return failure
 
     def hang(self) -> None:
         """Rank 2, the first here, gives its last heartbeat; rank 3 gives none at all, and no clock runs for it."""
@@ -96,7 +98,7 @@ async def scene(place: Assignment = PLACE, *, connected: bool = True, detection:
         made.hangs.close()
         made.watch.close()
         await made.group.stop(signal.SIGKILL, 0)
-        await asyncio.gather(*made.tasks)
+        await asyncio.wait_for(made.tasks.wait(), SOON)
 
 
 def test_the_rank_is_ended_when_the_coordinator_has_said_who_it_is_and_its_failure_says_so(
@@ -167,7 +169,7 @@ def test_in_a_mode_that_ends_nobody_nobody_is_ended_whoever_is_named() -> None:
             here.hang()
             assert await here.hear(Late) == [Late(1, ending=False)]
             here.hangs.named(HERE)
-            await asyncio.gather(*here.tasks)
+            await here.tasks.wait()
             assert here.group.alive == (0, 1)
             assert here.said == [Late(1, ending=False)]
 
@@ -204,7 +206,24 @@ def test_what_was_seen_after_the_generation_ended_is_not_said() -> None:
         async with scene() as here:
             here.hangs.look(1, interrupt=False)
             here.hangs.close()
-            await asyncio.gather(*here.tasks)
+            await here.tasks.wait()
             assert here.said == []
+
+    asyncio.run(play())
+
+
+def test_nobody_is_ended_once_the_generation_is_over_and_nobody_waits_for_a_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hangs, "TO_NAME", 1000.0)
+
+    async def play() -> None:
+        async with scene() as here:
+            here.hang()
+            await here.hear(Late)
+            here.hangs.close()
+            await asyncio.wait_for(here.tasks.wait(), SOON)
+            assert here.group.alive == (0, 1)
+            assert here.said == [Late(1, ending=True)]
 
     asyncio.run(play())

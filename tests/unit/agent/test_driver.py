@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
-from outlast.agent.agent import Agent
+from outlast.agent.driver import NodeDriver
 from outlast.core.node.commands import Command, Lease, Retire
+from outlast.core.node.inputs import Event
+from outlast.core.node.node import Node
 from outlast.core.tick import Tick
-from outlast.protocol.membership import Over
+
+
+class Decided(Node):
+    def handle(self, event: Event, now: float) -> list[Command]:  # noqa: ARG002
+        return [Lease(1.0), Retire()]
 
 
 def test_the_rest_of_a_batch_is_carried_out_and_the_agent_ends_with_the_error() -> None:
@@ -22,14 +27,10 @@ def test_the_rest_of_a_batch_is_carried_out_and_the_agent_ends_with_the_error() 
         done.append(command)
 
     async def body() -> None:
-        loop = asyncio.get_running_loop()
-        over: asyncio.Future[Over] = loop.create_future()
-        decisions = SimpleNamespace(handle=lambda *_: [Lease(1.0), Retire()], deadline=lambda: None)
-        agent = Agent.__new__(Agent)  # its decisions and its deeds are all that this is about
-        vars(agent).update(_done=over, _node=decisions, _carry_out=carry_out, _timer=None, _loop=loop)
-        agent._feed(Tick())
+        driver = NodeDriver(Decided("a"), carry_out)
+        driver.feed(Tick())
         with pytest.raises(ValueError, match="it does not fit"):
-            await over
+            await driver.over
 
     asyncio.run(body())
     assert done == [Retire()]
