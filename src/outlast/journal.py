@@ -23,6 +23,7 @@ from outlast.core.job.commands import Command
 from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event
 from outlast.core.succession.authority import Memory
+from outlast.events.numbered import NumberedEvent
 from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.membership import PROTOCOL
 from outlast.protocol.rules import Rules
@@ -60,11 +61,17 @@ class Remembered(msgspec.Struct, frozen=True, tag="memory"):
     memory: Memory
 
 
+class Published(msgspec.Struct, frozen=True, tag="published"):
+    """What observers are told."""
+
+    numbered: NumberedEvent
+
+
 class JournalCut(msgspec.Struct, frozen=True, tag="cut"):
     """What was written before has been dropped, because the file grew too large."""
 
 
-Record = Began | Happened | Remembered | JournalCut
+Record = Began | Happened | Remembered | Published | JournalCut
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
 
@@ -93,26 +100,32 @@ def read(data: bytes) -> Iterator[Record]:
         at, count = end + 1, count + 1
 
 
-def recall(path: Path) -> Memory | None:
-    """The newest memory in a journal whose coordinator was killed. What is damaged is cut off, and said."""
+def recall(path: Path) -> tuple[Memory | None, tuple[NumberedEvent, ...]]:
+    """The newest memory in a journal whose coordinator was killed, and the events of all of its lives.
+
+    What is damaged is cut off, and said.
+    """
     memory = None
+    history: list[NumberedEvent] = []
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         log.warning("there is no journal at %s: what the nodes say is enough", path)
-        return None
+        return None, ()
     except OSError as error:
         log.warning("the journal %s cannot be read (%s): what the nodes say is enough", path, error.strerror)
-        return None
+        return None, ()
     try:
         for record in read(data):
             if isinstance(record, Remembered) or (isinstance(record, Began) and record.memory is not None):
                 memory = record.memory
+            elif isinstance(record, Published):
+                history.append(record.numbered)
     except JournalDamaged as damaged:
         log.warning("the journal %s is %s: the nodes will say what is missing", path, damaged)
         with suppress(OSError):  # on a disk that can only be read: then nothing is written behind it either
             os.truncate(path, damaged.good)
-    return memory
+    return memory, tuple(history)
 
 
 class Journal:
@@ -124,7 +137,7 @@ class Journal:
     def __init__(self, path: Path, *, fresh: bool) -> None:
         self._path = path
         self._size = 0
-        self._pending: list[tuple[float, Event, str, list[Command]]] = []
+        self._pending: list[tuple[float, Event, str, list[Command]] | NumberedEvent] = []
         self._file: int | None = None
         self._news = threading.Condition()
         self._tasks: deque[Callable[[int], None]] = deque()  # for the thread; the first stays until it is done
@@ -154,6 +167,11 @@ class Journal:
         if self._file is not None and self._size < MOST_BYTES:
             self._pending.append((at, event, acts, commands))
 
+    def published(self, numbered: NumberedEvent) -> None:
+        """To be written with the next `flush`."""
+        if self._file is not None and self._size < MOST_BYTES:
+            self._pending.append(numbered)
+
     def remember(self, memory: Memory) -> None:
         """Written when this returns, unless the disk stands still; on the disk if it says how the job ended."""
         if self._size >= MOST_BYTES:
@@ -166,7 +184,7 @@ class Journal:
     def flush(self) -> None:
         """Write what has happened."""
         happened, self._pending = self._pending, []
-        self._write([Happened(at, event, acts, digest_of(commands)) for at, event, acts, commands in happened])
+        self._write([_record(each) for each in happened])
 
     def close(self) -> None:
         self.flush()
@@ -233,6 +251,13 @@ class Journal:
                 self._file = None
                 self._tasks.clear()
                 self._news.notify_all()
+
+
+def _record(pending: tuple[float, Event, str, list[Command]] | NumberedEvent) -> Record:
+    if isinstance(pending, NumberedEvent):
+        return Published(pending)
+    at, event, acts, commands = pending
+    return Happened(at, event, acts, digest_of(commands))
 
 
 def _write_all(file: int, data: bytes) -> None:

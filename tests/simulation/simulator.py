@@ -30,9 +30,11 @@ from invariants import Violation, Witness
 from msgspec.structs import replace
 from schedule import CLOCK_DRIFT, KILL_SHARE, ORPHAN_SHARE, Schedule, draw
 
-from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
+from outlast.core.coordinator.commands import Break, Close, Command, JournalEntry, PublishEvent, Write
+from outlast.core.coordinator.coordinator import Coordinator
+from outlast.core.coordinator.history import History
 from outlast.core.job.commands import Command as Decision
-from outlast.core.job.commands import NodesWanted, Publish, ReleaseNode, Remember, Send
+from outlast.core.job.commands import NodesWanted, ReleaseNode, Remember, Send
 from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event, Joined, Lost
 from outlast.core.job.job import Job
@@ -46,7 +48,8 @@ from outlast.core.node.allegiance import FIRST_PATIENCE
 from outlast.core.node.node import Node
 from outlast.core.succession.authority import Memory
 from outlast.core.tick import Tick
-from outlast.events.events import GenerationEnding, JobEvent, NodeExcluded
+from outlast.events.events import GenerationEnding, NodeExcluded
+from outlast.events.numbered import NumberedEvent
 from outlast.events.reasons import PlannedEnd, Saved
 from outlast.events.sentences import sentence
 from outlast.protocol.checks import Findings, Probe
@@ -54,6 +57,7 @@ from outlast.protocol.failures import FailoverStrategy, Failure
 from outlast.protocol.generations import Assignment, Halted, Start
 from outlast.protocol.membership import Ack, Join, Leaving, Over, Report
 from outlast.protocol.messages import FromAgent, FromCoordinator
+from outlast.protocol.observers import EventCopies
 from outlast.protocol.paces import Paces
 from outlast.protocol.rules import Rules
 from outlast.protocol.shards import Query, Told
@@ -136,8 +140,8 @@ class Agent:
     """One life of one agent."""
 
     __slots__ = (
-        "agreed", "alive", "backlog", "born", "connection", "findings", "fit", "group", "host", "id", "infra_rank",
-        "last", "lease", "node", "nproc", "paused", "probed", "since", "stride", "timer",
+        "agreed", "alive", "backlog", "born", "connection", "copies", "findings", "fit", "group", "host", "id",
+        "infra_rank", "last", "lease", "node", "nproc", "paused", "probed", "since", "stride", "timer",
     )  # fmt: skip
 
     def __init__(self, host: Host, random: Random, node: Node, nproc: int, t: float) -> None:
@@ -147,6 +151,7 @@ class Agent:
         self.nproc = nproc
         # In another order than the hosts', and never twice: two nodes of one rank are not let in.
         self.infra_rank = random.choice((None, 1000 * random.randint(0, 3) + host.number, host.number))
+        self.copies = History()  # of events, for the coordinator that this agent may come to host
         self.alive = True
         self.paused = False
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -190,7 +195,9 @@ class Agent:
 class Life:
     """One life of one coordinator."""
 
-    __slots__ = ("alive", "backlog", "began", "by", "core", "ending", "host", "journal", "paused", "term", "timer")
+    __slots__ = (
+        "alive", "backlog", "began", "by", "core", "ending", "host", "journal", "paused", "term", "timer", "told",
+    )  # fmt: skip
 
     def __init__(self, host: Host, by: Agent, core: Coordinator[Connection], began: bytes) -> None:
         self.host = host
@@ -204,6 +211,7 @@ class Life:
         self.timer = NEVER
         self.term = core.term
         self.journal: list[tuple[Event, float, str, str]] = []
+        self.told = 0  # the number of the last event
 
     @property
     def job(self) -> Job:
@@ -309,12 +317,23 @@ class Simulation:
     # -- the coordinator's shell
 
     def _coordinate(
-        self, host: Host, by: Agent, rules: Rules, term: Term, run: str, memory: Memory | None, charter: Charter | None
+        self,
+        host: Host,
+        by: Agent,
+        rules: Rules,
+        term: Term,
+        run: str,
+        memory: Memory | None,
+        charter: Charter | None,
+        history: tuple[NumberedEvent, ...] = (),
     ) -> None:
         now = host.clock(self.t)
         began = _encode((rules, now, term, run, memory, charter))
         core = self._core(rules, now, term, run, memory, charter)
+        for numbered in history:
+            core._history.put(numbered)
         c = Life(host, by, core, began)
+        c.told = core._history.last
         self._watch(c)
         host.coordinator = c
         self.lives.append(c)
@@ -378,12 +397,15 @@ class Simulation:
         if self._settled:
             return
         for command in commands:
-            if isinstance(command, Write):
+            if isinstance(command, Write) and isinstance(command.message, EventCopies):
+                for numbered in command.message.events:  # nothing is decided by them: they need no faulty network
+                    command.connection.agent.copies.put(numbered)
+            elif isinstance(command, Write):
                 self._send_down(command.connection, command.message)
             elif isinstance(command, JournalEntry):
                 c.journal.append((command.event, command.at, command.answers, digest_of(command.decisions)))
-            elif isinstance(command, Publish):
-                self._published(c, command.event)
+            elif isinstance(command, PublishEvent):
+                self._published(c, command.numbered)
             elif isinstance(command, Remember):
                 c.host.journal.append(_encode(command.memory))
             elif isinstance(command, Close | Break):
@@ -487,7 +509,7 @@ class Simulation:
             self._to_node(one, node_inputs.NotHosted())
             return
         host.journal = []
-        self._coordinate(host, one, charter.rules, mandate.term, charter.run, None, charter)
+        self._coordinate(host, one, charter.rules, mandate.term, charter.run, None, charter, one.copies.all())
 
     def _retire(self, one: Agent) -> None:
         c = one.host.coordinator
@@ -935,7 +957,11 @@ class Simulation:
         halted = Halted(at=group.halt or 0, able=self.saves, passed=group.passed, sealed=group.sealed, step=step)
         self._to_node(group.agent, node_inputs.Halting(group.place.generation, halted))
 
-    def _published(self, c: Life, event: JobEvent) -> None:
+    def _published(self, c: Life, numbered: NumberedEvent) -> None:
+        event = numbered.event
+        if numbered.number <= c.told:
+            raise Violation("numbers of events grow", f"{numbered.number} comes after {c.told}")
+        c.told = numbered.number
         if self.story is not None:
             self._tell(f"job{c.term.number},{c.term.by} == {sentence(event)}")
         if isinstance(event, GenerationEnding) and isinstance(event.reason, PlannedEnd):

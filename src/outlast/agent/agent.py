@@ -18,6 +18,7 @@ from outlast.agent.coordinator_link.client import CoordinatorClient
 from outlast.agent.driver import NodeDriver
 from outlast.agent.monitoring.checker import Checker
 from outlast.agent.monitoring.monitor import Monitor
+from outlast.agent.observers.doors import Doors
 from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.postmortem.investigation import Investigation
@@ -72,7 +73,21 @@ class Agent:
             keeps_up=lambda stride: driver.feed(KeepsUp(stride)),
         )
         self.client = CoordinatorClient(
-            launch, settings, place, driver, self._keeper, joined=lambda: self._checker.joined()
+            launch,
+            settings,
+            place,
+            driver,
+            self._keeper,
+            joined=lambda: self._checker.joined(),
+            doors=lambda: self._doors,
+        )
+        self._doors = Doors(
+            launch,
+            settings,
+            node=place.name,
+            logs=logs.directory if logs.asked_for else "",
+            places=self.client.present_places,
+            token=self.client.token,
         )
         self._guard = Guard(places=launch.nproc)
         self._spawner = spawner = Spawner(launch, settings)
@@ -122,6 +137,7 @@ class Agent:
             self._guard.start()
         threading.Thread(target=sweep, args=(self._keeper.arena,), name="outlast-sweep", daemon=True).start()
         await self._requests.open()
+        self._doors.open()
         linking = Tasks(self._driver.fail)
         linking.start(self.client.link.run())
         try:
@@ -136,6 +152,7 @@ class Agent:
         await self._runner.close()
         await self._checker.stop()
         self._requests.close()
+        self._doors.close()
         if self._extension is not None:
             self._extension.close()  # whoever waits for its answer does so no longer
         await self._tasks.wait()

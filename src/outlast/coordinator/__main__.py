@@ -34,7 +34,7 @@ def main() -> int:
     context, binding = certificate.server_side(commission.tls) if commission.tls is not None else (None, b"")
 
     path = Path(commission.journal)
-    memory = recall(path) if commission.recall else None
+    memory, history = recall(path) if commission.recall else (None, ())
     journal = Journal(path, fresh=not commission.recall)
     events = EventStream(commission.events, job=commission.rules.job) if commission.events else None
 
@@ -47,6 +47,7 @@ def main() -> int:
             run=commission.run,
             memory=memory,
             charter=commission.charter,
+            history=(*history, *commission.history),
             journal=journal,
             events=events,
         )

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 
 import msgspec
 
-from outlast.events.events import VERSION, JobEvent
-from outlast.events.sentences import sentence
-from outlast.protocol.succession import Term
+from outlast.events.numbered import NumberedEvent, json_fields
 
 log = logging.getLogger("coordinator")
 _encoder = msgspec.json.Encoder()
@@ -19,7 +16,7 @@ _encoder = msgspec.json.Encoder()
 class EventStream:
     """The file of `--ft-events`. It never keeps the job from going on: what cannot be written is said once.
 
-    stream = EventStream("events.jsonl", job="j"); stream.append(event, run="4f", term=Term(1, "a"))
+    stream = EventStream("events.jsonl", job="j"); stream.append(numbered, run="4f")
     """
 
     def __init__(self, path: str, *, job: str) -> None:
@@ -32,21 +29,13 @@ class EventStream:
         except OSError as error:
             self._give_up(error)
 
-    def append(self, event: JobEvent, *, run: str, term: Term) -> None:
+    def append(self, numbered: NumberedEvent, *, run: str) -> None:
         """Write one line, whole or not at all, so that several jobs may share a file."""
         if self._file is None:
             return
-        line = {
-            "version": VERSION,
-            "time": time.time(),
-            "job": self._job,
-            "run": run,
-            "term": term.number,
-            **msgspec.to_builtins(event),
-            "text": sentence(event),
-        }
+        line = _encoder.encode(json_fields(numbered, job=self._job, run=run))
         try:
-            os.write(self._file, _encoder.encode(line) + b"\n")
+            os.write(self._file, line + b"\n")
         except OSError as error:
             self._give_up(error)
 

@@ -11,23 +11,28 @@ import math
 import signal
 import socket
 import ssl
+import time
+from collections.abc import Iterable
 
 import msgspec
 
 from outlast.coordinator.door import Door
 from outlast.coordinator.event_stream import EventStream
-from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
-from outlast.core.job.commands import NodesWanted, Publish, ReleaseNode, Remember, Reply
+from outlast.core.coordinator.commands import Break, Close, Command, JournalEntry, PublishEvent, Write
+from outlast.core.coordinator.coordinator import Coordinator
+from outlast.core.job.commands import NodesWanted, ReleaseNode, Remember, Reply
 from outlast.core.succession.authority import Memory
 from outlast.core.succession.succession import FIRST
-from outlast.events.events import JobEvent, level_of
+from outlast.events.events import level_of
+from outlast.events.numbered import NumberedEvent
 from outlast.events.sentences import sentence
 from outlast.journal import Began, Journal
 from outlast.log import Sparing
 from outlast.platforms.plugins import Plugins, alarm_of
 from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.membership import Join, Over
-from outlast.protocol.messages import FromAgent, FromCoordinator
+from outlast.protocol.messages import FromCoordinator, ToCoordinator
+from outlast.protocol.observers import FollowEvents, ReadView, ToObserver
 from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Term
@@ -39,11 +44,13 @@ from outlast.transport.wire import Wire, WireError
 
 JOURNALLED = 0.02  # seconds within which what happened is written
 READ = 1 << 16
+REQUESTS = (ReadView, FollowEvents)
+LASTING = (Join, *REQUESTS)  # messages of those who stay
 PROBES = 3  # that a host leaves unanswered, a second apart, before its connection counts as broken
 
 log = logging.getLogger("coordinator")
 sparing = Sparing(log)
-_decoder = msgspec.msgpack.Decoder(FromAgent)
+_decoder = msgspec.msgpack.Decoder(ToCoordinator)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -93,10 +100,10 @@ class Peer(asyncio.BufferedProtocol):
             self._receiving = False
             self._flush()
 
-    def _received(self, message: FromAgent) -> None:
-        if isinstance(message, Join) and self._patience is not None:
+    def _received(self, message: ToCoordinator) -> None:
+        if isinstance(message, LASTING) and self._patience is not None:
             self._patience.cancel()
-        self._server.received(self, message)
+        self._server.received(self, message, may_act=self._wire.may_act)
 
     def refuse(self, why: str) -> None:
         """Its other end does what no agent does."""
@@ -104,7 +111,12 @@ class Peer(asyncio.BufferedProtocol):
         (log if self._wire.ready else sparing).warning("closed the connection from %s: %s", self.address, why)
         self.abort()
 
-    def send(self, message: FromCoordinator) -> None:
+    @property
+    def unread(self) -> int:
+        """Bytes that were sent and that the other end has not taken."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def send(self, message: FromCoordinator | ToObserver) -> None:
         self._unsent.append(self._wire.pack(_encoder.encode(message)))
         if not self._receiving:
             self._flush()
@@ -151,6 +163,7 @@ class Server:
         run: str = "",
         memory: Memory | None = None,
         charter: Charter | None = None,
+        history: Iterable[NumberedEvent] = (),
         journal: Journal | None = None,
         events: EventStream | None = None,
     ) -> None:
@@ -165,7 +178,9 @@ class Server:
         self._events = events
         self._loop = asyncio.get_running_loop()
         now = clock.now()
-        self.core: Coordinator[Peer] = Coordinator(rules, now, term=term, run=run, memory=memory, charter=charter)
+        self.core: Coordinator[Peer] = Coordinator(
+            rules, now, term=term, run=run, memory=memory, charter=charter, history=history, wall=time.time() - now
+        )
         if journal is not None:
             journal.began(Began(now, rules, self.core.term, run, memory, charter=charter))
         self._timer: asyncio.TimerHandle | None = None
@@ -188,7 +203,10 @@ class Server:
             except asyncio.TimeoutError:
                 log.warning("%d nodes did not say goodbye", len(self.core.connections))
             for peer in list(self.peers):
-                peer.abort()
+                if peer in self.core.observers:
+                    peer.close()  # it may not have taken the last events yet
+                else:
+                    peer.abort()
         finally:
             self._door.close()
         if self._timer is not None:
@@ -222,10 +240,11 @@ class Server:
 
     # -- what happens
 
-    def received(self, peer: Peer, message: FromAgent) -> None:
+    def received(self, peer: Peer, message: ToCoordinator, *, may_act: bool) -> None:
         if isinstance(message, Ask):
             log.debug("asked to %s by %s", message.what, message.who)
-        self._carry_out(self.core.received(peer, message, clock.now()))
+        unread = peer.unread if isinstance(message, REQUESTS) else 0
+        self._carry_out(self.core.received(peer, message, clock.now(), may_act=may_act, unread=unread))
 
     def ended(self, peer: Peer, broke: str) -> None:
         self.peers.discard(peer)
@@ -279,7 +298,7 @@ class Server:
             self._journal.remember(command.memory)
 
     def _attempt(
-        self, command: Write[Peer] | Close[Peer] | Break[Peer] | Publish | Reply | NodesWanted | ReleaseNode
+        self, command: Write[Peer] | Close[Peer] | Break[Peer] | PublishEvent | Reply | NodesWanted | ReleaseNode
     ) -> None:
         """Do what concerns one node, or people: where it fails, the other nodes must not go without the rest."""
         try:
@@ -292,8 +311,8 @@ class Server:
                     command.connection.refuse(command.why)
                 else:
                     command.connection.abort()
-            elif isinstance(command, Publish):
-                self._publish(command.event)
+            elif isinstance(command, PublishEvent):
+                self._publish(command.numbered)
             elif isinstance(command, NodesWanted):
                 self._nodes.want(command)
             elif isinstance(command, ReleaseNode):
@@ -303,19 +322,26 @@ class Server:
         except Exception:
             log.exception("could not carry out %s", type(command).__name__)
 
-    def _publish(self, event: JobEvent) -> None:
+    def _publish(self, numbered: NumberedEvent) -> None:
+        event = numbered.event
         level = logging.getLevelName(level_of(event).value.upper())
         if log.isEnabledFor(level):
             for line in sentence(event).splitlines():
                 log.log(level, "%s", line)
         if self._events is not None:
-            self._events.append(event, run=self.core.job.run, term=self.core.term)
+            self._events.append(numbered, run=self.core.job.run)
+        if self._journal is not None:
+            self._flush_soon(self._journal)
+            self._journal.published(numbered)
         alarm = alarm_of(event, self._rules.job)
         if alarm is not None:
             self._plugins.tell(alarm)
 
     def _write_down(self, happened: JournalEntry) -> None:
         if self._journal is not None:
-            if not self._journal.waits:
-                self._loop.call_later(JOURNALLED, self._journal.flush)
+            self._flush_soon(self._journal)
             self._journal.happened(happened.at, happened.event, happened.answers, happened.decisions)
+
+    def _flush_soon(self, journal: Journal) -> None:
+        if not journal.waits:
+            self._loop.call_later(JOURNALLED, journal.flush)

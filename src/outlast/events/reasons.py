@@ -90,6 +90,13 @@ class RestartRequested(_Reason, frozen=True, tag="restart requested"):
     who: str
 
 
+class ScaleRequested(_Reason, frozen=True, tag="scale requested"):
+    """A person asked for another number of nodes."""
+
+    who: str
+    nodes: int
+
+
 class RankRequest(_Reason, frozen=True, tag="rank request"):
     """A rank asked for it, with `outlast.control`."""
 
@@ -121,7 +128,14 @@ class Saved(str, Enum):
 
 
 ChangeReason = (
-    DrainingNode | ToldToStop | JoinedNodes | RestartRequested | RankRequest | ExcludedStraggler | InheritedChange
+    DrainingNode
+    | ToldToStop
+    | JoinedNodes
+    | RestartRequested
+    | ScaleRequested
+    | RankRequest
+    | ExcludedStraggler
+    | InheritedChange
 )
 
 

@@ -98,6 +98,11 @@ def _(request: reasons.RestartRequested) -> str:
 
 
 @why.register
+def _(request: reasons.ScaleRequested) -> str:
+    return f"{request.who} asked for {count(request.nodes, 'node')}"
+
+
+@why.register
 def _(request: reasons.RankRequest) -> str:
     who = f"rank {request.rank} on node {request.node}"
     asked = "excludes its node" if request.action == "exclude_node" else "asked for a restart"

@@ -15,7 +15,7 @@ from outlast.protocol.shards import Hands
 from outlast.protocol.snapshots import Held
 from outlast.protocol.succession import Charter, Successor, Term
 
-PROTOCOL = 5  # agents and coordinators of different numbers refuse each other, with a clear line
+PROTOCOL = 6  # agents and coordinators of different numbers refuse each other, with a clear line
 
 
 class State(str, Enum):

@@ -1,4 +1,4 @@
-"""Every message that an agent may send, and every message that a coordinator may send."""
+"""Every message that an agent, an observer or a coordinator may send."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from outlast.protocol.checks import Findings, Probe
 from outlast.protocol.generations import Halt, Start, Stop
 from outlast.protocol.hangs import Agreed, Look, Measure, Named, Seen
 from outlast.protocol.membership import Ack, Join, Notice, Over, Refuse, Report, Welcome
+from outlast.protocol.observers import EventCopies, FollowEvents, Portion, ReadView
 from outlast.protocol.paces import Paces
-from outlast.protocol.requests import Answer, Ask
+from outlast.protocol.requests import Answer, Ask, DrainRequest
 from outlast.protocol.shards import Query, Told
 from outlast.protocol.snapshots import Stride
 from outlast.protocol.succession import Charter, Standing
@@ -32,4 +33,8 @@ FromCoordinator = (
     | Refuse
     | Answer
     | Told
+    | DrainRequest
+    | EventCopies
 )
+ToCoordinator = FromAgent | ReadView | FollowEvents
+ToAnybody = FromCoordinator | Portion

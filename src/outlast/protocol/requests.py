@@ -10,9 +10,10 @@ from outlast.protocol.fields import Name
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A person wants something of the job: the only message of a connection that joins nothing."""
 
-    what: Name  # "restart"
+    what: Name  # "restart", "drain", "scale" or "stop"
     who: Name  # for the log
     job: Name = ""  # empty: whichever is served there
+    subject: Name = ""  # the node to drain, or how many nodes are wanted
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
@@ -20,3 +21,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
     done: bool
     text: str
+
+
+class DrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """A person wants this node out of the job: the same as SIGTERM to its agent."""
+
+    who: Name

@@ -59,6 +59,7 @@ class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
     members: tuple[Name, ...] = ()  # all of the newest generation's, for a successor: it must count them all
     ledger: Ledger | None = None  # for a successor; its times count from when it was told
     before: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()  # of the second ballot's generation
+    wanted: Count = 0  # nodes, if somebody said how many; 0: MAX
 
     @property
     def turns(self) -> tuple[Successor, ...]:

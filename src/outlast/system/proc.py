@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SELF = "self"  # in place of a pid: this process
 
+_LISTENS = 1 << 16  # SO_ACCEPTCON, among the flags of a socket
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it has just ended, or is not for us to see
 
 
@@ -116,6 +117,16 @@ def boot_id() -> str:
     """A name for the time since this machine was booted."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
+
+
+def abstract_sockets(prefix: str) -> list[str]:
+    """The names of sockets in the abstract namespace that begin like this and that somebody listens on."""
+    found = []
+    for line in read(SELF, "net/unix").decode(errors="replace").splitlines():
+        name = line.partition(" @")[2]
+        if name.startswith(prefix) and int(line.split()[3], 16) & _LISTENS:
+            found.append(name)
+    return found
 
 
 def available_memory() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from outlast.events.numbered import NumberedEvent
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Term
 
@@ -33,3 +34,4 @@ class Commission(msgspec.Struct, frozen=True):
     recall: bool = False  # it takes the place of one that was killed, and whose journal that is
     keep: bool = False  # the journal, when the job has ended
     events: str = ""  # the file for its decisions
+    history: tuple[NumberedEvent, ...] = ()  # the events of coordinators before it, as far as its agent knows them

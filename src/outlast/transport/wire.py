@@ -12,6 +12,9 @@ one of his own fails, even where no authority vouches for ours.)
 
     frame: length (4 bytes) · code (16) · MessagePack
 
+An observer's token is made from the job's token, and not the other way round. Whoever has nothing else says so in the
+last byte of MAGIC; then both sides prove and sign with that token, and the coordinator knows that it may only read.
+
 Sans-IO: bytes in, bytes and payloads out.
 """
 
@@ -22,9 +25,22 @@ import os
 from hashlib import blake2b
 
 MAGIC = b"OUTLAST\x01"
+READ_ONLY_MAGIC = b"OUTLAST\x02"
+READ_ONLY_TOKEN = "observer-"  # how such a token begins
 NONCE = CODE = 16
 HEADER = 4 + CODE
 MAX_FRAME = 1 << 20
+
+
+def observer_token(token: str) -> str:
+    """The token that lets its holder read what is going on in the job of this token, and nothing else.
+
+    >>> observer_token("secret") == observer_token(observer_token("secret")) != observer_token("other")
+    True
+    """
+    if token.startswith(READ_ONLY_TOKEN):
+        return token
+    return READ_ONLY_TOKEN + blake2b(token.encode(), digest_size=16, person=b"outlast observe").hexdigest()
 
 
 class WireError(Exception):
@@ -51,7 +67,9 @@ class Wire:
         self.ready = False
         self._agent = agent
         self._binding = binding
-        self._secret = blake2b(token.encode(), digest_size=32, person=b"outlast token").digest()
+        self._token = token
+        self._read_only = agent and token.startswith(READ_ONLY_TOKEN)
+        self._secret = _secret(token)
         self._nonce = os.urandom(NONCE)
         self._challenge = b""
         self._buffer = bytearray()
@@ -60,9 +78,18 @@ class Wire:
         self._count_in = self._count_out = 0
 
     @property
+    def may_act(self) -> bool:
+        """Whether the client has the job's own token, not only an observer's."""
+        return not self._read_only
+
+    @property
     def hello(self) -> bytes:
         """What an agent sends first."""
-        return MAGIC + self._nonce
+        return self._magic + self._nonce
+
+    @property
+    def _magic(self) -> bytes:
+        return READ_ONLY_MAGIC if self._read_only else MAGIC
 
     def take(self) -> bytes:
         """What is to be sent in answer to what was fed in."""
@@ -105,18 +132,22 @@ class Wire:
         buffer = self._buffer
         if not self._challenge:
             known = min(len(buffer), len(MAGIC))
-            if buffer[:known] != MAGIC[:known]:
+            expected = (self._magic,) if self._agent else (MAGIC, READ_ONLY_MAGIC)
+            if not any(buffer[:known] == magic[:known] for magic in expected):
                 raise NotOutlast("it does not speak Outlast's protocol")
             opening = len(MAGIC) + NONCE + (CODE if self._agent else 0)
             if len(buffer) < opening:
                 return False
             self._challenge = bytes(buffer[len(MAGIC) : len(MAGIC) + NONCE])
+            if not self._agent and buffer.startswith(READ_ONLY_MAGIC):
+                self._read_only = True
+                self._secret = _secret(observer_token(self._token))
             if self._agent:
                 self._check(b"coordinator", bytes(buffer[len(MAGIC) + NONCE : opening]))
                 self._reply = self._prove(b"agent")
                 del buffer[:opening]
                 return self._agree()
-            self._reply = MAGIC + self._nonce + self._prove(b"coordinator")
+            self._reply = self._magic + self._nonce + self._prove(b"coordinator")
             del buffer[:opening]
         if len(buffer) < CODE:
             return False
@@ -138,6 +169,10 @@ class Wire:
         self._key_out, self._key_in = (up, down) if self._agent else (down, up)
         self.ready = True
         return True
+
+
+def _secret(token: str) -> bytes:
+    return blake2b(token.encode(), digest_size=32, person=b"outlast token").digest()
 
 
 def _code(key: bytes, count: int, payload: bytes) -> bytes:

@@ -16,7 +16,7 @@ from links import TOKEN, Seeker
 from outlast.agent.coordinator_link import link
 from outlast.coordinator import door, server
 from outlast.coordinator.server import Server
-from outlast.core.coordinator import Coordinator
+from outlast.core.coordinator.coordinator import Coordinator
 from outlast.core.job.commands import Command
 from outlast.core.job.inputs import Event, Lost
 from outlast.core.job.job import Job

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from outlast.core.coordinator import Break, Close, Command, Coordinator, JournalEntry, Write
+from outlast.core.coordinator.commands import Break, Close, Command, JournalEntry, Write
+from outlast.core.coordinator.coordinator import Coordinator
 from outlast.core.job.commands import Reply
 from outlast.core.job.inputs import Lost
 from outlast.core.membership.liveness import ORPHANS

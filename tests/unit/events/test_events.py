@@ -47,6 +47,7 @@ def example(kind: type[msgspec.Struct]) -> Any:
         events.NodeExcluded: {"seconds": 60.0},
         events.JobOver: {"reason": "no node is left"},
         events.StragglerChanged: {"over": None},
+        reasons.ScaleRequested: {"nodes": 2},
     }
     return made(kind, **special.get(kind, {}))
 

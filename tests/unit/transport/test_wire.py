@@ -178,7 +178,7 @@ def test_nobody_can_make_it_keep_more_than_one_frame() -> None:
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00",
         b"\x00",
-        b"OUTLAST\x02",
+        b"OUTLAST\x03",
         b"OUTLAsT\x01",
         bytes(100),
     ],

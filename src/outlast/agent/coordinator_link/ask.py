@@ -7,7 +7,7 @@ import ssl
 
 from outlast.agent.coordinator_link.link import FAILED, Connection, CoordinatorUnreachable, connect, why_not
 from outlast.launch import Endpoint
-from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.messages import ToAnybody
 from outlast.protocol.requests import Answer, Ask
 from outlast.transport.wire import WrongToken
 
@@ -19,7 +19,7 @@ async def ask(endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None,
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[Answer] = loop.create_future()
 
-    def receive(_: Connection, message: FromCoordinator) -> None:
+    def receive(_: Connection, message: ToAnybody) -> None:
         if isinstance(message, Answer) and not answered.done():
             answered.set_result(message)
 

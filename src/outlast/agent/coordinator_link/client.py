@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from outlast.agent.coordinator_link.link import Link
 from outlast.agent.coordinator_link.location import CoordinatorLocation
 from outlast.agent.driver import NodeDriver
+from outlast.agent.observers.doors import Doors
 from outlast.agent.processes.place import Place
 from outlast.agent.snapshots.keeper import Keeper
 from outlast.core.node.commands import ForCoordinator, Host, Mandate, Retire, Show, Tell
@@ -20,6 +21,7 @@ from outlast.platforms.infrastructure import infra_rank
 from outlast.protocol.fields import sendable_path
 from outlast.protocol.membership import Join, Over, Report, Welcome
 from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.observers import EventCopies
 from outlast.protocol.succession import Standing
 from outlast.settings.settings import Settings
 from outlast.system.clock import now
@@ -39,12 +41,14 @@ class CoordinatorClient:
         keeper: Keeper,
         *,
         joined: Callable[[], None],
+        doors: Callable[[], Doors],
     ) -> None:
         self._launch = launch
         self._place = place
         self._driver = driver
         self._keeper = keeper
         self._joined = joined
+        self._doors = doors
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._welcomed = False
         self._hung_up_since = float("nan")
@@ -59,6 +63,10 @@ class CoordinatorClient:
     def places(self) -> Sequence[Endpoint]:
         return self.seat.places(self._driver.node.allegiance.successors)
 
+    def present_places(self) -> list[Endpoint]:
+        """Where the coordinator is or may be, the present one first."""
+        return list(dict.fromkeys([*filter(None, [self.link.endpoint]), *self.places()]))
+
     def token(self) -> str | None:
         return self.seat.token()
 
@@ -72,10 +80,14 @@ class CoordinatorClient:
         return self._driver.node.allegiance.obeyed
 
     def connected(self, standing: Standing) -> None:
+        self._doors().connected(self.link.address, self.link.endpoint)
         held = self._keeper.held() if self._driver.node.current.clear else None
         self._driver.feed(Connected(standing, held))
 
     def received(self, message: FromCoordinator) -> None:
+        if isinstance(message, EventCopies):
+            self.seat.keep_events(message)
+            return
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True
             self.seat.keep_token()
@@ -86,6 +98,7 @@ class CoordinatorClient:
         self._driver.feed(Received(message))
 
     def disconnected(self) -> None:
+        self._doors().disconnected()
         self._driver.feed(Disconnected())
 
     # -- what the node decides

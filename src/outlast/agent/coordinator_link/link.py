@@ -19,7 +19,8 @@ import msgspec
 
 from outlast.launch import Endpoint
 from outlast.protocol.fields import UNREADABLE
-from outlast.protocol.messages import FromAgent, FromCoordinator
+from outlast.protocol.messages import FromCoordinator, ToAnybody, ToCoordinator
+from outlast.protocol.observers import Portion
 from outlast.protocol.succession import Standing, Term
 from outlast.system.ports import holder_of
 from outlast.transport.token import records
@@ -33,7 +34,7 @@ TO_CLOSE = 1.0  # seconds, for what was sent to be on its way
 SHORT_PATIENCE = 5.0  # with what waiting will hardly mend
 
 log = logging.getLogger("agent")
-_decoder = msgspec.msgpack.Decoder(FromCoordinator)
+_decoder = msgspec.msgpack.Decoder(ToAnybody)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -67,7 +68,7 @@ NOT_OURS = (WrongToken, NotOutlast, NoToken, OtherJob, PortTaken, *UNREADABLE)
 class Connection(asyncio.Protocol):
     """One connection to a coordinator, from the first byte to the last."""
 
-    def __init__(self, token: str, receive: Callable[[Connection, FromCoordinator], None]) -> None:
+    def __init__(self, token: str, receive: Callable[[Connection, ToAnybody], None]) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[Exception | None] = loop.create_future()
@@ -112,7 +113,7 @@ class Connection(asyncio.Protocol):
             log.error("the coordinator sent what cannot be read: %s", error)
         self.abort()
 
-    def send(self, message: FromAgent) -> None:
+    def send(self, message: ToCoordinator) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(self._wire.pack(_encoder.encode(message)))
 
@@ -272,13 +273,18 @@ class Link:
             return True
         return told
 
-    def _receive(self, connection: Connection, message: FromCoordinator) -> None:
-        if self._connection is connection:
+    def _receive(self, connection: Connection, message: ToAnybody) -> None:
+        if self._connection is connection and not isinstance(message, Portion):
             self._owner.received(message)
 
-    def send(self, message: FromAgent) -> None:
+    def send(self, message: ToCoordinator) -> None:
         if self._connection is not None:
             self._connection.send(message)
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where the coordinator is that this node is connected to."""
+        return self._connection.endpoint if self._connection is not None else None
 
     def hang_up(self) -> None:
         if self._connection is not None:
@@ -289,7 +295,7 @@ async def knock(
     places: Sequence[Endpoint],
     token: str | None,
     tls: ssl.SSLContext | None,
-    receive: Callable[[Connection, FromCoordinator], None],
+    receive: Callable[[Connection, ToAnybody], None],
     *,
     limit: float,
 ) -> tuple[list[Connection], dict[Endpoint, Exception]]:
@@ -345,7 +351,7 @@ async def connect(
     endpoint: Endpoint,
     token: str | None,
     tls: ssl.SSLContext | None,
-    receive: Callable[[Connection, FromCoordinator], None],
+    receive: Callable[[Connection, ToAnybody], None],
 ) -> Connection:
     """A connection on which both ends have proved that they know the token, and the coordinator has said who it is."""
     loop = asyncio.get_running_loop()

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from outlast.agent.coordinator_link.hosting import Hosting, listen
 from outlast.agent.coordinator_link.link import knock
+from outlast.core.coordinator.history import History
 from outlast.core.node.commands import Mandate
 from outlast.journal import recall
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.fields import sendable_path
+from outlast.protocol.observers import EventCopies
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Successor
 from outlast.settings.settings import Settings
@@ -47,6 +49,7 @@ class CoordinatorLocation:
         self._settings = settings
         self._me = me
         self._mandate = mandate
+        self._events = History()
         self._secret: str | None = settings.token or None if settings.auth else ""
 
     def places(self, successors: Sequence[Successor]) -> list[Endpoint]:
@@ -61,6 +64,11 @@ class CoordinatorLocation:
     def keep_token(self) -> None:
         """It is proved to be this job's. The file that it may be from is another job's when that uses the port next."""
         self._secret = self.token()
+
+    def keep_events(self, copies: EventCopies) -> None:
+        """Copies of the newest events, for the coordinator that this node may come to host."""
+        for numbered in copies.events:
+            self._events.put(numbered)
 
     async def open(self) -> None:
         """Host the job's coordinator, if the endpoint is this node's and none is elsewhere.
@@ -129,7 +137,7 @@ class CoordinatorLocation:
         path = self._journal(self._launch.endpoint.port)
         if not self._launch.endpoint.port or not path.exists():
             return []
-        memory = recall(path)
+        memory, _ = recall(path)
         if memory is None or memory.outcome is not None:
             return []
         return list(dict.fromkeys(Endpoint(s.addr, s.port) for s in (*memory.successors, *memory.before)))
@@ -165,6 +173,7 @@ class CoordinatorLocation:
             journal=str(self._journal(endpoint.port)),
             keep=bool(settings.journal),
             events=settings.events,
+            history=self._events.all(),
         )
         self.hosting.begin(commission, listener)
 

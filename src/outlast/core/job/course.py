@@ -186,7 +186,7 @@ class JobCourse:
             size = door.world(len(current.roster) + len(ready))
             if size <= len(current.roster):
                 door.last_call = None
-            elif size == door.world(s.rules.max_nodes) or door.is_due(now):
+            elif size == door.world(door.most) or door.is_due(now):
                 self.plan(JoinedNodes(names_of(ready.values())), now)
         else:
             door.last_call = None

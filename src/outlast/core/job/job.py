@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outlast.core.job.asks import Asks
 from outlast.core.job.commands import Command, Reply
 from outlast.core.job.course import JobCourse
 from outlast.core.job.generation import Generation
@@ -29,7 +30,6 @@ from outlast.core.job.replies import Replies
 from outlast.core.job.reports import Reports
 from outlast.core.job.state import JobState
 from outlast.core.job.view import JobView, view_of
-from outlast.core.membership.admission import unanswerable
 from outlast.core.membership.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.membership.member import Member
 from outlast.core.succession.authority import Memory
@@ -49,7 +49,6 @@ from outlast.events.reasons import (
     EndReason,
     ExcludedStraggler,
     LostNode,
-    RestartRequested,
 )
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import (
@@ -58,11 +57,11 @@ from outlast.protocol.membership import (
     Refuse,
     Welcome,
 )
+from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Paces
-from outlast.protocol.requests import Answer, Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.snapshots import Stride
-from outlast.protocol.succession import Charter, Standing, Term
+from outlast.protocol.succession import Charter, Standing, Successor, Term
 
 
 class Job:
@@ -89,6 +88,7 @@ class Job:
         self._replies = self._replies_class(state)
         self._course = self._course_class(state, self._replies, lambda now: self._reports.catch_up(now))
         self._reports = self._reports_class(state, self._replies, self._course)
+        self._asks = Asks(state, self._replies, self._course)
         if memory is not None:
             state.recall(memory, now)
         if charter is not None and state.authority.is_news(charter):
@@ -161,9 +161,29 @@ class Job:
         """What this coordinator says to anybody who knocks."""
         return self._state.succession.standing(now)
 
-    def view(self, now: float, paces: Mapping[str, Paces] | None = None) -> JobView:
-        """What is going on, for whoever watches. `paces`: how the ranks of each node got on when they last told."""
-        return view_of(self._state, now, paces)
+    @property
+    def successors(self) -> tuple[Successor, ...]:
+        """The nodes that may host the next coordinator, in order."""
+        return self._state.succession.successors
+
+    def leads(self, now: float) -> bool:
+        """Whether this coordinator may act now; asking leaves no trace in the journal."""
+        return self._state.authority.leads(now)
+
+    def view(
+        self,
+        now: float,
+        paces: Mapping[str, Paces] | None = None,
+        *,
+        detail: Detail = Detail.RANKS,
+        wall: float = 0.0,
+        event: int = 0,
+    ) -> JobView:
+        """What is going on, for whoever watches. `paces`: how the ranks of each node got on when they last told.
+
+        `wall`: the time of day. `event`: the number of the last event.
+        """
+        return view_of(self._state, now, paces or {}, detail=detail, wall=wall, event=event)
 
     def deadline(self) -> float | None:
         """When `Tick` is due, if nothing else happens before."""
@@ -191,7 +211,7 @@ class Job:
         elif isinstance(event, Lost):
             self._lost(event, now)
         elif isinstance(event, Asked):
-            self._asked(event.ask, now)
+            s.out.add(Reply(self._asks.answer(event.ask, now)))
         if isinstance(event, Tick | Saw | Found) and not s.idle:
             self._course.settle(now)
         s.dealer.hurry(s.current.change.planned)
@@ -302,6 +322,7 @@ class Job:
         s.succession.adopt(charter)
         s.recovery.adopt(charter, now)
         s.admissions.excluded |= charter.excluded
+        s.admissions.most = charter.wanted or s.rules.max_nodes
         if charter.ledger is not None:
             self._course.let_back(now)
         unfinished = s.current.unfinished
@@ -355,18 +376,6 @@ class Job:
         if ends:
             self._course.depart(reason)
         self._course.settle(now)
-
-    def _asked(self, ask: Ask, now: float) -> None:
-        s = self._state
-        if why := unanswerable(s.rules, ask):
-            answer = Answer(False, why)
-        elif s.phase is not Phase.RUNNING:
-            answer = Answer(False, f"nothing to restart: the job is {s.phase.value}")
-        else:
-            answer = Answer(True, f"job {s.rules.job}: generation {s.generation} ends, and starts anew")
-            self._course.plan(RestartRequested(ask.who), now)
-            self._course.settle(now)
-        s.out.add(Reply(answer))
 
     def _straggled(self, event: Straggled, now: float) -> None:
         """Ranks are slower than the others, or are so no longer: say so, and do what was asked for about it."""

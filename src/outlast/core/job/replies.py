@@ -50,6 +50,7 @@ class Replies:
             restarts=recovery.charged,
             excluded=s.admissions.excluded,
             ledger=lambda: recovery.tell(now),
+            wanted=s.admissions.most,
         )
 
     def remind(self, name: str, node: Member, now: float) -> None:

@@ -70,6 +70,7 @@ class JobState:
         self.succession.recall(memory, now)
         self.recovery.recall(memory, now)
         self.admissions.excluded = dict(memory.excluded)
+        self.admissions.most = memory.wanted or self.rules.max_nodes
         current = self.current
         current.closed, current.hearsay = memory.closed, memory.hearsay
         current.failures, current.reasons = list(memory.failures), list(memory.departed)
@@ -100,4 +101,5 @@ class JobState:
             outcome=self.outcome,
             excluded=dict(self.admissions.excluded),
             ledger=self.recovery.ledger(),
+            wanted=self.admissions.most,
         )

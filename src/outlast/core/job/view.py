@@ -10,6 +10,7 @@ from outlast.core.job.state import JobState
 from outlast.core.membership.member import Member
 from outlast.events.events import Ending
 from outlast.events.reasons import ChangeReason, EndReason, FailedRank
+from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Pace, Paces
 
 
@@ -67,11 +68,23 @@ class JobView(msgspec.Struct, frozen=True):
     snapshot: SnapshotView | None = None
     last_fault: FailedRank | None = None
     outcome: Ending | None = None
+    time: float = 0.0  # of day, when this view was made
+    event: int = 0  # the number of the last event
+    wanted: int = 0  # how many nodes a generation has at most now: MAX, or as `outlast scale` said
+    members: int = 0  # nodes of the newest generation
+    here: int = 0  # of them, those that are connected
+    ranks: int = 0
+    hosted_by: str = ""  # the node that hosts the coordinator; empty: one that has left
+    progress: Pace | None = None  # of rank 0, as it last told in this generation
 
 
-def view_of(state: JobState, now: float, paces: Mapping[str, Paces] | None = None) -> JobView:
+def view_of(
+    state: JobState, now: float, paces: Mapping[str, Paces], *, detail: Detail, wall: float, event: int
+) -> JobView:
     """What is going on. `paces`: how the ranks of each node got on when they last told. Linear in the nodes."""
     rules, current, newest = state.rules, state.current, state.snapshots.newest
+    nodes = state.nodes.values() if detail is not Detail.JOB else ()
+    shown = paces if detail is Detail.RANKS else {}
     return JobView(
         job=rules.job,
         run=state.run,
@@ -82,7 +95,7 @@ def view_of(state: JobState, now: float, paces: Mapping[str, Paces] | None = Non
         seconds=now - state.began,
         least=rules.min_nodes,
         most=rules.max_nodes,
-        nodes=tuple(_node(state, node, paces or {}) for node in state.nodes.values() if _matters(state, node)),
+        nodes=tuple(_node(state, node, shown) for node in nodes if _matters(state, node)),
         spares=len(state.nodes.ready),
         restarts=state.recovery.restarts,
         allowed=rules.max_restarts,
@@ -94,7 +107,25 @@ def view_of(state: JobState, now: float, paces: Mapping[str, Paces] | None = Non
         snapshot=SnapshotView(newest.step, newest.saved_at) if newest is not None else None,
         last_fault=state.last_fault,
         outcome=state.ending,
+        time=wall,
+        event=event,
+        wanted=state.admissions.most,
+        members=len(current.roster),
+        here=sum(state.nodes[name].connected for name in current.roster),
+        ranks=current.world_size if current.roster else 0,
+        hosted_by=state.nodes[state.term.by].name if state.term.by in state.nodes else "",
+        progress=_progress(state, paces),
     )
+
+
+def _progress(state: JobState, paces: Mapping[str, Paces]) -> Pace | None:
+    """How rank 0 gets on: ranks that train together make the same steps."""
+    for name, place in state.current.roster.items():
+        if place.first_rank == 0:
+            told = paces.get(name)
+            same = told is not None and told.generation == state.generation
+            return next((pace for pace in told.paces if pace.rank == 0), None) if told is not None and same else None
+    return None
 
 
 def _matters(state: JobState, node: Member) -> bool:

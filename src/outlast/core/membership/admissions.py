@@ -30,6 +30,7 @@ class Admissions:
         self.excluded: dict[str, str] = {}  # places that are not used again, and why
         self.last_call: float | None = None  # until then more nodes are waited for
         self.pend: float | None = None  # until then MIN nodes are waited for
+        self.most = rules.max_nodes  # that are wanted: fewer than MAX, if somebody said so
 
     def refusal(self, join: Join, run: str | None) -> str:
         """Why this agent cannot be part of the job; nothing, if it can."""
@@ -46,12 +47,12 @@ class Admissions:
     def world(self, available: int) -> int:
         """How many nodes a generation has when so many are available; 0 when they are too few."""
         r = self._rules
-        return world_of(available, least=r.min_nodes, most=r.max_nodes, unit=r.node_unit)
+        return world_of(available, least=r.min_nodes, most=self.most, unit=r.node_unit)
 
     @property
     def is_full(self) -> bool:
         """Whether as many nodes are ready as can ever be used."""
-        return self.world(len(self._nodes.ready)) == self.world(self._rules.max_nodes)
+        return self.world(len(self._nodes.ready)) == self.world(self.most)
 
     def is_due(self, now: float) -> bool:
         """Whether the last call is over; the first question starts it."""

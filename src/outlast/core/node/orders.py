@@ -20,8 +20,9 @@ from outlast.core.node.state import NodeState
 from outlast.protocol.checks import Probe
 from outlast.protocol.generations import Halt, Start, Stop
 from outlast.protocol.hangs import Agreed, Look, Measure, Named
-from outlast.protocol.membership import Ack, Notice, Over, Refuse, Welcome
+from outlast.protocol.membership import Ack, Leaving, Notice, Over, Refuse, Welcome
 from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.requests import DrainRequest
 from outlast.protocol.shards import Told
 from outlast.protocol.snapshots import Stride
 from outlast.protocol.succession import Charter
@@ -56,6 +57,9 @@ class Orders:
             self._course.stop_up_to(message.generation, message.graceful, now)
         elif isinstance(message, Over):
             self._course.finish(message)
+        elif isinstance(message, DrainRequest):
+            s.out.append(Announce(f"{message.who} asks this node to drain"))
+            self._course.leave(Leaving.DRAIN, now)
         elif isinstance(message, Refuse):
             self._course.finish(Over(False, message.reason))
         elif isinstance(message, Charter):

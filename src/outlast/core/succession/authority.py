@@ -117,6 +117,7 @@ class Memory(msgspec.Struct, frozen=True):
     outcome: Over | None = None
     excluded: dict[str, str] = {}  # places that are not used again, and why
     ledger: Ledger = Ledger()
+    wanted: int = 0  # nodes, if somebody said how many; 0: MAX
 
 
 class Authority:

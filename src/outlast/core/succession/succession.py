@@ -96,7 +96,7 @@ class Succession:
         self.successors = tuple(_successors(members.values()))[:SUCCESSORS]
 
     def charter(
-        self, node: str, *, restarts: int, excluded: Mapping[str, str], ledger: Callable[[], Ledger]
+        self, node: str, *, restarts: int, excluded: Mapping[str, str], ledger: Callable[[], Ledger], wanted: int = 0
     ) -> Charter:
         """What this node has to know so that the job outlives its coordinator. `ledger`: for those who may succeed."""
         before = () if self.authority.settled else self.before
@@ -111,6 +111,7 @@ class Succession:
             members=self.authority.electors(len(self.successors)) if succeeds else (),
             ledger=ledger() if succeeds else None,
             before=before,
+            wanted=wanted,
         )
 
 

@@ -24,6 +24,7 @@ from outlast.core.node.node import Node
 from outlast.core.stragglers.pace import Strides
 from outlast.core.stragglers.stragglers import Straggler
 from outlast.events.events import NodeExcluded, StragglerChanged
+from outlast.events.numbered import NumberedEvent
 from outlast.journal import Began, Journal, read
 from outlast.protocol.generations import Assignment, Start, Stop
 from outlast.protocol.membership import Welcome
@@ -265,7 +266,7 @@ def test_events_have_the_figures(tmp_path: Path) -> None:
     stream = EventStream(str(path), job="j")
     for found in (SLOW, OVER):
         (event,) = published(straggled(running("a", "b", "c"), found), StragglerChanged)
-        stream.append(event, run="4f", term=Term(1, "a"))
+        stream.append(NumberedEvent(7, 5.5, 1, event), run="4f")
     stream.close()
     begins, ends = (json.loads(line) for line in path.read_text().splitlines())
     assert (begins["event"], ends["event"]) == ("straggler", "straggler")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from outlast.core.coordinator import Coordinator
+from outlast.core.coordinator.coordinator import Coordinator
 from outlast.core.job.view import JobView
 from outlast.protocol.membership import State
+from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Pace, Paces
 from outlast.protocol.succession import Term
 from rehearsal import GPU, IDLE, Rehearsal, failure, running, two_running
@@ -64,6 +65,6 @@ def test_a_coordinator_remembers_how_ranks_got_on_while_their_node_is_here() -> 
         coordinator.received(f"to {node}", here.request(node, replace(IDLE, seq=1)), 1.0)
     paces = (Pace(0, 1, 7, 0.25),)
     coordinator.received("to a", Paces(1, paces), 2.0)
-    assert [node.paces for node in coordinator.view(2.0).nodes] == [paces, ()]
+    assert [node.paces for node in coordinator.view(Detail.RANKS, 2.0).nodes] == [paces, ()]
     coordinator.ended("to a", 3.0)
-    assert [node.paces for node in coordinator.view(3.0).nodes] == [(), ()]
+    assert [node.paces for node in coordinator.view(Detail.RANKS, 3.0).nodes] == [(), ()]

@@ -8,13 +8,15 @@ means, and which term a coordinator begins after it was killed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Generic
 
-import msgspec
-
+from outlast.core.coordinator.commands import Break, Close, Command, Connection, JournalEntry, PublishEvent, Write
+from outlast.core.coordinator.copying import EventCopying
+from outlast.core.coordinator.history import History
+from outlast.core.coordinator.observers import Observers
 from outlast.core.job.commands import Command as Decision
-from outlast.core.job.commands import Drop, NodesWanted, Publish, ReleaseNode, Remember, Reply, Send
+from outlast.core.job.commands import Drop, Publish, Reply, Send
 from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
 from outlast.core.job.job import Job
 from outlast.core.job.view import JobView
@@ -23,58 +25,20 @@ from outlast.core.stragglers.stragglers import Stragglers
 from outlast.core.succession.authority import Memory
 from outlast.core.succession.succession import FIRST
 from outlast.core.tick import Tick
+from outlast.events.events import JobEvent
+from outlast.events.numbered import NumberedEvent
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
-from outlast.protocol.membership import Join, Over, Report
-from outlast.protocol.messages import FromAgent, FromCoordinator
+from outlast.protocol.membership import Join, Over, Refuse, Report
+from outlast.protocol.messages import FromAgent, ToCoordinator
+from outlast.protocol.observers import Detail, EventBatch, FollowEvents, ReadView
 from outlast.protocol.paces import Paces
-from outlast.protocol.requests import Ask
+from outlast.protocol.requests import Answer, Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
 
-Connection = TypeVar("Connection", bound=Hashable)  # whatever the shell has: nothing is asked of it here
-
-
-class Write(msgspec.Struct, Generic[Connection], frozen=True):
-    """Send this message."""
-
-    connection: Connection
-    message: FromCoordinator
-
-
-class Close(msgspec.Struct, Generic[Connection], frozen=True):
-    """Close the connection, once what was written before has been sent."""
-
-    connection: Connection
-
-
-class Break(msgspec.Struct, Generic[Connection], frozen=True):
-    """Reset the connection. `why`: its other end did what no agent does."""
-
-    connection: Connection
-    why: str = ""
-
-
-class JournalEntry(msgspec.Struct, frozen=True):
-    """For the journal: an event that changed something, and what came of it. It comes before what came of it."""
-
-    at: float
-    event: Event
-    answers: str
-    decisions: list[Decision]
-
-
-Command = (
-    Write[Connection]
-    | Close[Connection]
-    | Break[Connection]
-    | JournalEntry
-    | Reply
-    | Publish
-    | Remember
-    | NodesWanted
-    | ReleaseNode
-)
+REQUESTS = (ReadView, FollowEvents)
+READ_ONLY = "this token may only observe: set the job's own OUTLAST_TOKEN"
 
 
 class Coordinator(Generic[Connection]):
@@ -95,8 +59,11 @@ class Coordinator(Generic[Connection]):
         run: str = "",
         memory: Memory | None = None,
         charter: Charter | None = None,
+        history: Iterable[NumberedEvent] = (),
+        wall: float = 0.0,
         job: type[Job] = Job,
     ) -> None:
+        """`history`: the events that are known of coordinators before this one. `wall`: the time of day at time 0."""
         if memory is not None and memory.term >= term.number:
             term = Term(memory.term + 1, term.by)  # whoever started it does not know all the terms of its last life
         self.job = job(rules, now, term=term, run=run, memory=memory, charter=charter)
@@ -106,6 +73,10 @@ class Coordinator(Generic[Connection]):
         self._current: dict[str, Connection] = {}
         self._nodes: dict[Connection, str] = {}  # who joined on it, also on those that no longer count
         self._paces: dict[str, Paces] = {}  # how the ranks of each node got on when they last told
+        self._wall = wall
+        self._history = History(history)
+        self._copying = EventCopying(self._history)
+        self.observers: Observers[Connection] = Observers(self._history, self.view, self._blank_batch)
         self._out: list[Command[Connection]] = []
 
     @property
@@ -126,19 +97,30 @@ class Coordinator(Generic[Connection]):
         """The first word on every connection."""
         return self.job.standing(now)
 
-    def view(self, now: float) -> JobView:
+    def view(self, detail: Detail, now: float) -> JobView:
         """What is going on, for whoever watches."""
-        return self.job.view(now, self._paces)
+        return self.job.view(now, self._paces, detail=detail, wall=self._wall + now, event=self._history.last)
 
     def deadline(self) -> float | None:
         """When `tick` is due, if nothing else happens before."""
-        due, silent = self.job.deadline(), self._liveness.deadline()
-        return silent if due is None or (silent is not None and silent < due) else due
+        due = self.job.deadline()
+        for other in (self._liveness.deadline(), self.observers.deadline(), self._copying.deadline()):
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
 
-    def received(self, connection: Connection, message: FromAgent, now: float) -> list[Command[Connection]]:
-        """A message has come."""
+    def received(
+        self, connection: Connection, message: ToCoordinator, now: float, *, may_act: bool = True, unread: int = 0
+    ) -> list[Command[Connection]]:
+        """A message has come. `may_act`: its sender has proved more than that it may observe. `unread`: bytes of ours
+        that it has not taken yet."""
         self._out = []
-        if isinstance(message, Join):
+        if isinstance(message, REQUESTS):
+            self._out += self.observers.heard(connection, message, now, unread=unread)
+        elif not may_act:
+            refusal = Answer(False, READ_ONLY) if isinstance(message, Ask) else Refuse(READ_ONLY)
+            self._out += [Write(connection, refusal), Close(connection)]
+        elif isinstance(message, Join):
             self._join(connection, message, now)
         elif isinstance(message, Ask):
             self._ask(connection, message, now)
@@ -157,6 +139,7 @@ class Coordinator(Generic[Connection]):
     def ended(self, connection: Connection, now: float, *, broke: str = "") -> list[Command[Connection]]:
         """The connection is no more: its other end closed it, or it broke."""
         self._out = []
+        self.observers.ended(connection)
         node = self._nodes.pop(connection, None)
         if node is None or self._current.get(node) != connection:
             return self._out
@@ -180,7 +163,19 @@ class Coordinator(Generic[Connection]):
         due = self.job.deadline()
         if due is not None and due <= now:
             self._feed(Tick(), now)
+        for node, copies in self._copying.tick(now, self._keepers()):
+            self._out.append(Write(self._current[node], copies))
+        self._out += self.observers.tick(now)
         return self._out
+
+    def _blank_batch(self, now: float) -> EventBatch:
+        places = tuple((each.addr, each.port) for each in self.job.successors)
+        return EventBatch(self.job.rules.job, self.job.run, acting=self.job.leads(now), places=places)
+
+    def _keepers(self) -> list[str]:
+        """The nodes that may host the next coordinator and are here; this one's host has its journal."""
+        nodes = (each.node for each in self.job.successors)
+        return [node for node in nodes if node in self._current and node != self.term.by]
 
     def _join(self, connection: Connection, join: Join, now: float) -> None:
         if connection in self._nodes:
@@ -192,6 +187,7 @@ class Coordinator(Generic[Connection]):
         self._nodes[connection] = join.node
         self._current[join.node] = connection
         self._liveness.heard(join.node, now)
+        self._copying.forget(join.node, now)
         self._feed(Joined(join), now)
 
     def _hear(self, node: str, message: FromAgent, now: float) -> None:
@@ -231,9 +227,20 @@ class Coordinator(Generic[Connection]):
                 dropped = self._forget(decision.node)
                 if dropped is not None:
                     self._out.append(Close(dropped))
+            elif isinstance(decision, Publish):
+                self._publish(decision.event, now)
             elif not isinstance(decision, Reply):
                 self._out.append(decision)
         return decisions
+
+    def _publish(self, event: JobEvent, now: float) -> None:
+        numbered = self._history.add(event, time=self._wall + now, term=self.term.number)
+        self._out.append(PublishEvent(numbered))
+        if self.job.successors:
+            self._copying.news(now)
+        self.observers.news(now, at_once=self.outcome is not None)
+        if self.outcome is not None:  # the process may end before another tick
+            self._out += self.observers.tick(now)
 
     def _forget(self, node: str) -> Connection | None:
         self._liveness.forget(node)

@@ -1,0 +1,281 @@
+"""The observer's side of the wire: views, events, and requests to act.
+
+async with Observer([Endpoint("gpu-01", 29400)], token) as observer:
+    print((await observer.view()).phase)
+    async for told in observer.events(after=0):
+        print(told)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
+
+import msgspec
+
+from outlast.agent.coordinator_link.ask import ask
+from outlast.agent.coordinator_link.link import (
+    FAILED,
+    NOT_OURS,
+    Connection,
+    CoordinatorUnreachable,
+    OtherJob,
+    knock,
+    why_not,
+)
+from outlast.core.job.view import JobView
+from outlast.events.events import JobOver
+from outlast.events.numbered import NumberedEvent
+from outlast.launch import Endpoint
+from outlast.protocol.fields import UNREADABLE
+from outlast.protocol.membership import Refuse
+from outlast.protocol.messages import ToAnybody
+from outlast.protocol.observers import Detail, EventBatch, FollowEvents, FromObserver, Portion, ReadView
+from outlast.protocol.requests import Answer, Ask
+from outlast.transport.wire import WrongToken
+
+ANSWERED = 25.0  # seconds: a request for events is answered after 10 s at the latest
+LOOK_AROUND = 3.0  # seconds for the places where the coordinator may be to answer
+FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0  # between two tries
+
+_view = msgspec.msgpack.Decoder(JobView)
+_batch = msgspec.msgpack.Decoder(EventBatch)
+
+
+class ObserverRefused(Exception):
+    """The coordinator turns this observer away; the message says why, and what to do."""
+
+
+class EventGap(msgspec.Struct, frozen=True):
+    """Events after this number are lost, up to the next one that is told; or they were of another run of the job."""
+
+    after: int
+    run: str  # of what follows
+
+
+class _LineLost(Exception):
+    """The connection ended, or stayed silent."""
+
+
+class _Line:
+    """One connection to a coordinator: one request at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._parts: list[bytes] = []
+        self._answer: asyncio.Future[bytes] | None = None
+        connection.closed.add_done_callback(lambda _: self._fail(_LineLost("it closed the connection")))
+
+    def receive(self, message: ToAnybody) -> None:
+        if isinstance(message, Refuse):
+            self._fail(ObserverRefused(message.reason))
+        elif isinstance(message, Portion):
+            self._parts.append(message.data)
+            if message.last and self._answer is not None and not self._answer.done():
+                self._answer.set_result(b"".join(self._parts))
+
+    async def request(self, message: FromObserver) -> bytes:
+        if self.connection.closed.done():
+            raise _LineLost("it closed the connection")
+        self._parts = []
+        self._answer = asyncio.get_running_loop().create_future()
+        self.connection.send(message)
+        try:
+            return await asyncio.wait_for(self._answer, ANSWERED)
+        except asyncio.TimeoutError:
+            raise _LineLost(f"it said nothing for {ANSWERED:g} s") from None
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+class Observer:
+    """Watches one job, wherever its coordinator is.
+
+    `places`: where it may be; any node's address does, at the job's port. `patience`: seconds without a coordinator
+    after which `events` gives up.
+    """
+
+    def __init__(
+        self,
+        places: Iterable[Endpoint],
+        token: str | None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        job: str = "",
+        patience: float = 30.0,
+    ) -> None:
+        self.job = job
+        self.run = ""
+        self.version_hint = "is it of the same version of outlast?"
+        self._places = list(places)
+        self._token = token
+        self._tls = tls
+        self._patience = patience
+        self._viewing: _Line | None = None
+
+    async def __aenter__(self) -> Observer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection that views come on."""
+        if self._viewing is not None:
+            self._viewing.close()
+            self._viewing = None
+
+    async def view(self, detail: Detail | str = Detail.JOB) -> JobView:
+        """What is going on, at most a second old. Raises `CoordinatorUnreachable` or `ObserverRefused`, in one line."""
+        for again in (True, False):
+            fresh = self._viewing is None
+            line = self._viewing = self._viewing or await self._open()
+            try:
+                view = _view.decode(await line.request(ReadView(Detail(detail))))
+            except _LineLost as lost:
+                self.close()
+                if fresh or not again:
+                    raise CoordinatorUnreachable(self._broke(line, lost)) from None
+            except UNREADABLE:
+                raise CoordinatorUnreachable(self._broke(line, "its answer cannot be read")) from None
+            else:
+                self.job, self.run = view.job, view.run
+                return view
+        raise AssertionError("one of two tries returns or raises")
+
+    async def events(
+        self, after: int = 0, *, run: str = "", follow: bool = True
+    ) -> AsyncIterator[NumberedEvent | EventGap]:
+        """Every event after this number (of this run, if given), each once; ends after the job's end.
+
+        Not `follow`: ends when there are no more for now. It goes on from a coordinator that was restarted, or took
+        over on another node.
+        """
+        loop = asyncio.get_running_loop()
+        wait, answered = FIRST_WAIT, loop.time()
+        while True:
+            try:
+                line = await self._open()
+            except CoordinatorUnreachable as error:
+                if not follow or loop.time() - answered > self._patience or isinstance(error.__cause__, NOT_OURS):
+                    raise
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, LONGEST_WAIT)
+                continue
+            try:
+                while True:
+                    batch = _batch.decode(await line.request(FollowEvents(after, run, wait=follow)))
+                    wait, answered = FIRST_WAIT, loop.time()
+                    self._learn(batch)
+                    if batch.gap:
+                        yield EventGap(after, batch.run)
+                    after, run = (after if run in ("", batch.run) else 0), batch.run
+                    for numbered in batch.events:
+                        yield numbered
+                        after = numbered.number
+                        if isinstance(numbered.event, JobOver):
+                            return
+                    if not follow and not batch.events:
+                        return
+                    if not batch.acting:
+                        await asyncio.sleep(FIRST_WAIT)
+                        break  # another one may have taken over
+            except _LineLost as lost:
+                if not follow or loop.time() - answered > self._patience:
+                    raise CoordinatorUnreachable(self._broke(line, lost)) from None
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, LONGEST_WAIT)
+            except UNREADABLE:
+                raise CoordinatorUnreachable(self._broke(line, "its answer cannot be read")) from None
+            finally:
+                line.close()
+
+    async def restart(self) -> Answer:
+        """Start the whole job anew, on the same nodes, with the code that is on disk now."""
+        return await self._ask("restart")
+
+    async def drain(self, node: str) -> Answer:
+        """Let this node leave the job, after a save where that can be had."""
+        return await self._ask("drain", node)
+
+    async def scale(self, nodes: int) -> Answer:
+        """Run on so many nodes from now on; the others stay as spares."""
+        return await self._ask("scale", str(nodes))
+
+    async def stop(self) -> Answer:
+        """End the job."""
+        return await self._ask("stop")
+
+    async def _ask(self, what: str, subject: str = "") -> Answer:
+        line = await self._open()
+        line.close()
+        assert line.connection.endpoint is not None
+        question = Ask(what, f"{_user()} on {socket.gethostname()}"[:255], self.job, subject)
+        return await ask(line.connection.endpoint, self._token, self._tls, question)
+
+    async def _open(self) -> _Line:
+        """A connection to the coordinator that acts, or else to one that waits for its time to."""
+        lines: dict[Connection, _Line] = {}
+
+        def receive(connection: Connection, message: ToAnybody) -> None:
+            if connection in lines:
+                lines[connection].receive(message)
+
+        reached, failed = await knock(self._places, self._token, self._tls, receive, limit=LOOK_AROUND)
+        for connection in [each for each in reached if self.job not in ("", each.standing.job)]:
+            reached.remove(connection)
+            connection.close()
+            assert connection.endpoint is not None
+            failed[connection.endpoint] = OtherJob(connection.standing.job)
+        if not reached:
+            raise self._unreachable(failed)
+        best = max(reached, key=lambda each: (each.standing.acting, each.standing.term))
+        for connection in reached:
+            if connection is not best:
+                connection.close()
+        line = lines[best] = _Line(best)
+        return line
+
+    def _unreachable(self, failed: dict[Endpoint, Exception]) -> CoordinatorUnreachable:
+        """Of several places, the one that says most: somebody answers there."""
+        place, error = max(failed.items(), key=lambda item: (isinstance(item[1], NOT_OURS), item[1] is not None))
+        assert isinstance(error, (*FAILED, OtherJob))
+        if isinstance(error, WrongToken):
+            text = f"the coordinator at {place} has another token: set the job's OUTLAST_TOKEN"
+        elif isinstance(error, OtherJob):
+            text = f"what answers at {place} is job {error}, not {self.job!r}"
+        elif isinstance(error, ConnectionRefusedError):
+            text = f"no job answers at {place}: it is over, or its coordinator is elsewhere (--endpoint)"
+        else:
+            text = why_not(error, place, LOOK_AROUND, self._tls)
+        unreachable = CoordinatorUnreachable(text)
+        unreachable.__cause__ = error
+        return unreachable
+
+    def _broke(self, line: _Line, what: object) -> str:
+        return f"the coordinator at {line.connection.endpoint} does not answer ({what}): {self.version_hint}"
+
+    def _learn(self, batch: EventBatch) -> None:
+        self.job, self.run = batch.job, batch.run
+        told = [Endpoint(host, port) for host, port in batch.places if port]
+        self._places += [place for place in told if place not in self._places]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run with a number that has no name
+        return f"user {os.getuid()}"
