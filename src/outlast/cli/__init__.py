@@ -12,6 +12,12 @@ from importlib import import_module, metadata
 COMMANDS = {
     "run": "run this node of a training job (torchrun's flags)",
     "submit": "run what a job file describes, here or on a platform",
+    "status": "say whether a job trains, and how",
+    "events": "print what was decided in a job, and why",
+    "why": "tell of the last fault of a job: what, where, and what it cost",
+    "drain": "let a node leave a job",
+    "scale": "set how many nodes a job uses",
+    "stop": "end a job on all of its nodes",
     "restart": "restart a running job with the code that is on disk now",
     "check": "check this node, or several together, and run nothing on them",
     "diagnose": "say what failed first in a job, and why, from its log directory",

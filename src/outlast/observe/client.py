@@ -41,6 +41,7 @@ from outlast.protocol.requests import Answer, Ask
 from outlast.transport.wire import WrongToken
 
 ANSWERED = 25.0  # seconds: a request for events is answered after 10 s at the latest
+GOODBYE = 1.0  # seconds for a connection to close
 LOOK_AROUND = 3.0  # seconds for the places where the coordinator may be to answer
 FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0  # between two tries
 
@@ -91,8 +92,9 @@ class _Line:
         except asyncio.TimeoutError:
             raise _LineLost(f"it said nothing for {ANSWERED:g} s") from None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.connection.close()
+        await asyncio.wait({self.connection.closed}, timeout=GOODBYE)
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():
@@ -130,13 +132,13 @@ class Observer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the connection that views come on."""
         if self._viewing is not None:
-            self._viewing.close()
-            self._viewing = None
+            line, self._viewing = self._viewing, None
+            await line.close()
 
     async def view(self, detail: Detail | str = Detail.JOB) -> JobView:
         """What is going on, at most a second old. Raises `CoordinatorUnreachable` or `ObserverRefused`, in one line."""
@@ -146,7 +148,7 @@ class Observer:
             try:
                 view = _view.decode(await line.request(ReadView(Detail(detail))))
             except _LineLost as lost:
-                self.close()
+                await self.close()
                 if fresh or not again:
                     raise CoordinatorUnreachable(self._broke(line, lost)) from None
             except UNREADABLE:
@@ -201,7 +203,7 @@ class Observer:
             except UNREADABLE:
                 raise CoordinatorUnreachable(self._broke(line, "its answer cannot be read")) from None
             finally:
-                line.close()
+                await line.close()
 
     async def restart(self) -> Answer:
         """Start the whole job anew, on the same nodes, with the code that is on disk now."""
@@ -221,7 +223,7 @@ class Observer:
 
     async def _ask(self, what: str, subject: str = "") -> Answer:
         line = await self._open()
-        line.close()
+        await line.close()
         assert line.connection.endpoint is not None
         question = Ask(what, f"{_user()} on {socket.gethostname()}"[:255], self.job, subject)
         return await ask(line.connection.endpoint, self._token, self._tls, question)

@@ -1,0 +1,51 @@
+"""What the commands that watch a job have in common: how it is found, and how errors are told."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
+from outlast.cli.flags import Parser, add_settings, given_settings
+from outlast.cli.request import endpoint_of
+from outlast.observe import FoundJob, ObserverRefused, locate
+from outlast.settings.loading import load
+
+FAILED = 1  # no job there, a wrong token, refused: it cannot be told, or was not done
+
+
+def parser(name: str, description: str) -> Parser:
+    """The flags by which a job is found."""
+    made = Parser(prog=f"outlast {name}", description=description)
+    made.add_argument("--job", default="", help="Its name (--rdzv-id), if several jobs of yours run on this machine.")
+    made.add_argument(
+        "--endpoint",
+        "--rdzv-endpoint",
+        "--rdzv_endpoint",
+        default="",
+        metavar="HOST:PORT",
+        help="Any node of the job, with the port of its --rdzv-endpoint; not needed on its own nodes.",
+    )
+    add_settings(made)
+    return made
+
+
+def found(args: argparse.Namespace) -> FoundJob:
+    """The job that the flags mean. Raises ValueError, in one line."""
+    settings = load(given_settings(args), os.environ, args.ft_cfg_path).settings
+    endpoint = endpoint_of("--endpoint", args.endpoint) if args.endpoint else None
+    return locate(settings, job=args.job, endpoint=endpoint)
+
+
+def run(name: str, args: argparse.Namespace, work: Callable[[FoundJob], Coroutine[None, None, int]]) -> int:
+    """Do something with the job; the exit code of that, or `FAILED` and one line."""
+    try:
+        return asyncio.run(work(found(args)))
+    except (ValueError, OSError, CoordinatorUnreachable, ObserverRefused) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        print(f"outlast {name}: error: {error}", file=sys.stderr)
+        return FAILED

@@ -1,0 +1,47 @@
+"""`outlast status`: does it train, on one screen; and for scripts, by the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from outlast.cli import observing
+from outlast.events.numbered import NumberedEvent
+from outlast.ledger.summary import LedgerSummary, ledger, summarize
+from outlast.observe import FoundJob, Observer
+from outlast.observe.health import EXIT_CODES, JobHealth, health_of
+from outlast.observe.screen import Screen
+from outlast.observe.status import status_fields, status_lines
+from outlast.protocol.observers import Detail
+
+STYLES = {JobHealth.HEALTHY: "bold green", JobHealth.DEGRADED: "bold yellow", JobHealth.OVER: "bold"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the status; 0: healthy, 3: degraded, 4: over, 1: it cannot be told, 2: wrong flags."""
+    parser = observing.parser("status", "Says whether a job trains, and how. Exit code: 0 healthy, 3 degraded, 4 over.")
+    parser.add_argument("--json", action="store_true", help="For programs: the view, the ledger and the health.")
+    args = parser.parse(argv)
+
+    async def show(job: FoundJob) -> int:
+        async with job.observer() as observer:
+            view = await observer.view(Detail.NODES if args.json else Detail.JOB)
+            if view.here < view.members and not args.json:
+                view = await observer.view(Detail.NODES)
+            books = await read_ledger(observer, view.time)
+        if args.json:
+            print(msgspec.json.encode(status_fields(view, books)).decode())
+        else:
+            screen = Screen()
+            for number, line in enumerate(status_lines(view, books)):
+                screen.line(line, STYLES[health_of(view)] if number == 0 else "")
+        return EXIT_CODES[health_of(view)]
+
+    return observing.run("status", args, show)
+
+
+async def read_ledger(observer: Observer, until: float) -> LedgerSummary | None:
+    """What the job's time went into so far; None: nothing has happened yet."""
+    events = [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
+    return summarize(ledger(events, until=until)) if events else None

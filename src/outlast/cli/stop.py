@@ -1,0 +1,13 @@
+"""`outlast stop`: the job ends, on all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outlast.cli import asking, observing
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask for it."""
+    args = observing.parser("stop", "Ends a job on all of its nodes; its agents exit with 1.").parse(argv)
+    return asking.run("stop", args, lambda observer: observer.stop())

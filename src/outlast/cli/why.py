@@ -1,0 +1,34 @@
+"""`outlast why`: the last fault in one paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from outlast.cli import observing
+from outlast.events.numbered import NumberedEvent
+from outlast.ledger.summary import ledger, summarize
+from outlast.observe import FoundJob
+from outlast.observe.faults import why_fields, why_paragraph
+from outlast.observe.screen import Screen
+
+
+def main(argv: Sequence[str]) -> int:
+    """Say what went wrong last: what, where, by which evidence, what was done about it, and what it cost."""
+    parser = observing.parser("why", "Tells of the last fault of a job: what, where, evidence, and its cost.")
+    parser.add_argument("--json", action="store_true", help="For programs: the fault with its cost; null: none.")
+    args = parser.parse(argv)
+
+    async def tell(job: FoundJob) -> int:
+        async with job.observer() as observer:
+            view = await observer.view()
+            events = [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
+        books = summarize(ledger(events, until=view.time))
+        if args.json:
+            print(msgspec.json.encode(why_fields(books)).decode())
+        else:
+            Screen().line(why_paragraph(events, books) or f"job {view.job}: nothing has failed")
+        return 0
+
+    return observing.run("why", args, tell)

@@ -1,0 +1,95 @@
+"""The last fault in one paragraph: what, where, by which evidence, what was done, and what it cost. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outlast.events.events import (
+    GenerationFormed,
+    HangNamed,
+    JobOver,
+    NodeExcluded,
+    NodeKept,
+    Restarting,
+    WorkerFailed,
+)
+from outlast.events.numbered import NumberedEvent
+from outlast.events.phrases import count
+from outlast.ledger.summary import FaultCost, LedgerSummary
+from outlast.observe.words import duration, moment
+
+NS = 1e9
+
+
+def why_paragraph(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> str:
+    """About the last fault that nobody planned; empty: there was none."""
+    unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
+    if not unplanned:
+        return ""
+    cost = unplanned[-1]
+    fault = cost.fault
+    during = [each for each in events if each.event.generation == fault.generation]
+    told = [f"{moment(fault.at / NS)}, generation {fault.generation}: {_ended(fault.text)}"]
+    told += _evidence(during)
+    told += _done(events, during, fault.generation)
+    told.append(_price(cost))
+    return " ".join(told)
+
+
+def why_fields(ledger: LedgerSummary) -> FaultCost | None:
+    """The same for programs."""
+    unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
+    return unplanned[-1] if unplanned else None
+
+
+def _evidence(during: Sequence[NumberedEvent]) -> list[str]:
+    found = []
+    for each in during:
+        event = each.event
+        if isinstance(event, WorkerFailed):
+            failure = event.failure
+            facts = [failure.title or failure.cause, failure.exception]
+            facts.append(f"step {failure.step:,}" if failure.step is not None else "")
+            shown = ", ".join(dict.fromkeys(fact for fact in facts if fact))
+            follows = f"; {count(event.followers, 'failure')} of other ranks followed from it" * bool(event.followers)
+            found.append(_ended(f"Evidence: {shown or f'exit code {failure.exit_code}'}{follows}"))
+        elif isinstance(event, HangNamed):
+            found.append(_ended(event.sentence))
+    return found
+
+
+def _done(events: Sequence[NumberedEvent], during: Sequence[NumberedEvent], generation: int) -> list[str]:
+    found = [_act(each.event) for each in during if isinstance(each.event, Restarting | NodeExcluded | NodeKept)]
+    later = [e.event for e in events if isinstance(e.event, GenerationFormed) and e.event.generation > generation]
+    over = [each.event for each in events if isinstance(each.event, JobOver)]
+    if later:
+        assert isinstance(later[0], GenerationFormed)
+        restored = later[0].restore_step
+        source = f", from the snapshot of step {restored:,} in memory" if restored is not None else ""
+        found.append(f"Generation {later[0].generation} went on with {count(len(later[0].nodes), 'node')}{source}.")
+    elif over:
+        found.append(_ended(f"The job ended: {over[0].reason}"))
+    else:
+        found.append("The job has not gone on yet.")
+    return list(dict.fromkeys(found))
+
+
+def _act(event: Restarting | NodeExcluded | NodeKept) -> str:
+    if isinstance(event, Restarting):
+        decided = f" ({event.decided})" if event.decided else ""
+        return f"It cost restart {event.number} of {event.allowed}{decided}."
+    if isinstance(event, NodeExcluded):
+        seconds = "the rest of the job" if event.seconds is None else duration(event.seconds)
+        return f"Node {event.node} is excluded for {seconds}."
+    return _ended(f"Node {event.node} is kept: {event.because}")
+
+
+def _price(cost: FaultCost) -> str:
+    states = ", ".join(f"{state} {duration(seconds)}" for state, seconds in cost.states.items() if seconds >= 0.05)
+    redone = f"; {count(cost.fault.steps_lost, 'step')} trained again" * bool(cost.fault.steps_lost)
+    return f"It cost {duration(cost.seconds)}{f' ({states})' if states else ''}{redone}."
+
+
+def _ended(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith((".", "!", "?")) else f"{text}."
