@@ -14,6 +14,7 @@ COMMANDS = {
     "submit": "run what a job file describes, here or on a platform",
     "status": "say whether a job trains, and how",
     "events": "print what was decided in a job, and why",
+    "top": "show the ranks of a job, the slowest first, once a second",
     "why": "tell of the last fault of a job: what, where, and what it cost",
     "drain": "let a node leave a job",
     "scale": "set how many nodes a job uses",

@@ -34,7 +34,7 @@ def json_fields(numbered: NumberedEvent, *, job: str, run: str) -> dict[str, Any
     """What a line of `--ft-events` and of `outlast events --json` has, in this order."""
     return {
         "version": VERSION,
-        "number": numbered.number,
+        "id": numbered.number,  # `restarting` has a number of its own
         "time": numbered.time,
         "job": job,
         "run": run,

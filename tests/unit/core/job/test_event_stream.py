@@ -37,7 +37,7 @@ def test_each_decision_is_a_line_and_a_coordinator_that_comes_later_appends(tmp_
     first, hang = lines(path)
     assert first == {
         "version": VERSION,
-        "number": 7,
+        "id": 7,
         "time": 5.5,
         "job": "j",
         "run": "4f",
