@@ -134,6 +134,25 @@ def test_a_thousand_observers_are_refused_politely_beyond_the_limit_and_the_job_
     assert (view.phase, view.generation, view.here) == ("running", 1, 1)
 
 
+def test_one_that_asks_and_never_reads_is_dropped_and_costs_nobody_anything(port: int) -> None:
+    async def be_stuck() -> None:
+        stuck = await connect(Endpoint("127.0.0.1", port), TOKEN, None, lambda *_: None)
+        assert stuck._transport is not None
+        stuck._transport.pause_reading()
+        while not stuck.closed.done():
+            for _ in range(200):
+                stuck.send(ReadView(Detail.RANKS))
+            await asyncio.wait({stuck.closed}, timeout=0.01)
+
+    with node("a", port, "--nnodes=1:2", "--ft-last-call=0", env=ENV) as job:
+        (worker,) = workers(job, 1, 0)
+        run(be_stuck)
+        job.wait_for("an observer asks for more than it reads")
+        assert viewed(port).here == 1
+        os.kill(worker.pid, signal.SIGUSR1)
+        assert job.wait() == 0
+
+
 def test_another_token_and_no_job_at_all_are_told_in_one_line(port: int) -> None:
     here = [Endpoint("127.0.0.1", port)]
     with node("a", port, "--nnodes=1:2", "--ft-last-call=0", env=ENV) as job:

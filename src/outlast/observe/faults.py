@@ -77,7 +77,7 @@ def _done(events: Sequence[NumberedEvent], during: Sequence[NumberedEvent], gene
 def _act(event: Restarting | NodeExcluded | NodeKept) -> str:
     if isinstance(event, Restarting):
         decided = f" ({event.decided})" if event.decided else ""
-        return f"It cost restart {event.number} of {event.allowed}{decided}."
+        return f"That was restart {event.number} of {event.allowed}{decided}."
     if isinstance(event, NodeExcluded):
         seconds = "the rest of the job" if event.seconds is None else duration(event.seconds)
         return f"Node {event.node} is excluded for {seconds}."
