@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from outlast.failover import FailoverExtension, FailoverStrategy, FailureInfo
     from outlast.platforms.plugins import ErrorMonitor, Platform
     from outlast.worker.health import RanksMissing, health_check
+    from outlast.worker.in_place import GenerationOver
+    from outlast.worker.restartable import restartable
     from outlast.worker.session import (
         calibrate,
         calibration,
@@ -47,6 +49,7 @@ __all__ = [
     "FailoverExtension",
     "FailoverStrategy",
     "FailureInfo",
+    "GenerationOver",
     "JobFailed",
     "PerRank",
     "Platform",
@@ -59,6 +62,7 @@ __all__ = [
     "health_check",
     "heartbeat",
     "pause_monitoring",
+    "restartable",
     "resume_monitoring",
     "sample_generator",
     "section",
@@ -79,11 +83,13 @@ _ROOMS = {
     "FailoverExtension": "outlast.failover",
     "FailoverStrategy": "outlast.failover",
     "FailureInfo": "outlast.failover",
+    "GenerationOver": "outlast.worker.in_place",
     "JobFailed": "outlast.errors",
     "PerRank": "outlast.checkpoint.trainer.per_rank",
     "Platform": "outlast.platforms.plugins",
     "RanksMissing": "outlast.worker.health",
     "health_check": "outlast.worker.health",
+    "restartable": "outlast.worker.restartable",
     "sample_generator": "outlast.data.seeds",
 }
 

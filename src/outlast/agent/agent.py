@@ -112,6 +112,7 @@ class Agent:
             ports=self._ports,
             guard=self._guard,
             keeper=self._keeper,
+            in_place_timeout=settings.in_place_timeout,
             offer=self._offer,
             ending=lambda: self._signals.for_workers,
         )
@@ -175,7 +176,8 @@ class Agent:
             self._runner.start(command.assignment, command.keeping)
         elif isinstance(command, commands.StopWorkers):
             grace = self._launch.shutdown_timeout if command.grace is None else command.grace
-            self._runner.stop(command.generation, grace)
+            # With the whole shutdown time-out the job or this node's part in it ends: the script hears of it as ever.
+            self._runner.stop(command.generation, grace, in_place=command.grace is not None)
         elif isinstance(command, commands.Lease):
             self._guard.renew(command.until)
         elif isinstance(command, commands.Examine):
@@ -198,4 +200,9 @@ class Agent:
 
     def _offer(self, assignment: Assignment, keeping: Keeping) -> Attachments:
         partner = self._keeper.begin(assignment.generation, self.client.address(), keeping)
-        return Attachments(arena=str(self._keeper.arena), partner=partner, requests=self._requests.address)
+        return Attachments(
+            arena=str(self._keeper.arena),
+            partner=partner,
+            requests=self._requests.address,
+            in_place=self._runner.in_place_address,
+        )

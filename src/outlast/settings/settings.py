@@ -243,6 +243,14 @@ class Settings(JobSettings, frozen=True, kw_only=True):
         str,
         _about("What a rank that hangs is ended with; if it lives a second later, with SIGKILL."),
     ] = "SIGKILL"
+    in_place_timeout: Annotated[
+        Seconds,
+        _about(
+            "Seconds that a rank may take to leave a function with @outlast.restartable before it is ended and "
+            "replaced by a new process; 0: no rank is restarted in place.",
+            off=0.0,
+        ),
+    ] = 3.0
     step_hook: Annotated[
         bool,
         _about("Count the steps of torch's optimizers as heartbeats, for scripts that give none."),

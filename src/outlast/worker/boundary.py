@@ -28,11 +28,15 @@ class LastBoundary:
 
 
 class Boundaries:
-    """Those of one process, counted from its start. All ranks of a generation come to the same ones."""
+    """Those of one process, counted from the start of its generation, whose ranks all come to the same ones."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._number = 0  # of the last one that was reached
+
+    def begin_anew(self) -> None:
+        """Count from 0, as new processes do, with which this one goes on."""
+        self._number = 0
 
     def expect(self) -> None:
         """Say that this process will come to boundaries, and may be asked to halt at one."""

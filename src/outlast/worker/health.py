@@ -115,6 +115,12 @@ def health_check(timeout: float = 60.0, *, every: int = 1) -> None:
         raise RanksMissing({0: f"its store is gone: {str(error).partition(chr(10))[0]}"}, timeout) from error
 
 
+def forget() -> None:
+    """Count calls from 0, as new processes do, with which this one goes on."""
+    global _checks, _calls
+    _checks, _calls = None, 0
+
+
 def _of_group(distributed: Any) -> HealthChecks:
     """The checks of the process group that there is now."""
     global _checks

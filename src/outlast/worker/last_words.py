@@ -20,12 +20,20 @@ BOARD = "OUTLAST_BOARD"  # board.VARIABLE, which is not loaded yet
 TRACE_LINES = 60  # that a traceback is condensed to
 
 _told: list[BaseException] = []
+_address = ""
+
+
+def begin_anew() -> None:
+    """Find this process's board again: it goes on in a new generation."""
+    global _address
+    _address = os.environ.get(BOARD, "")
+    _told.clear()
 
 
 def install() -> None:
     """Leave the exception that ends this process on its board, if it has one."""
-    address = os.environ.get(BOARD)
-    if not address:
+    begin_anew()
+    if not _address:
         return
     worker, shown, pythons = os.getpid(), sys.excepthook, sys.exit
 
@@ -34,7 +42,7 @@ def install() -> None:
         if os.getpid() == worker and error not in _told:
             _told.append(error)
             try:
-                write(address, kind, error, trace)
+                write(_address, kind, error, trace)
             except Exception as problem:  # noqa: BLE001  (whatever it is, the script's own exception is the news)
                 error.__dict__.setdefault("__outlast__", problem)
 

@@ -273,6 +273,20 @@ class Session:
         else:
             self._words = _FirstStore(self)  # a zygote's fork is about to be told where its board is
 
+    def end_generation(self) -> None:
+        """Nobody reads what is written from now on: this process leaves its generation, and is to go on in another."""
+        with self._lock:
+            self.end_all_sections()
+            self._use(BoardSlot(), attached=False)
+            self._free = [*reversed(ENTRIES)]
+            self._pauses = self._resumed_at = self._step = 0
+            self._own_steps, self._last = False, None
+
+    def begin_generation(self) -> None:
+        """The environment says where the board of the new generation is."""
+        with self._lock:
+            self._words = _FirstStore(self)
+
     def _count(self, number: int | None) -> None:
         now = monotonic_ns()
         self._step = number = self._step + 1 if number is None else number

@@ -30,30 +30,43 @@ TRY = 1.0  # seconds for one try: what does not even refuse is not a matter of m
 PAUSES = (0.001, 0.1)  # seconds between two tries, at least and at most; else a quarter of the time waited so far
 
 
+_address = ("", "")  # of the store, as the agent gave it
+
+
+def begin_anew() -> None:
+    """Take the address from the environment: of a worker that has just begun, or goes on in a new generation."""
+    global _address
+    _address = _given()
+
+
 def await_before_asking() -> None:
     """Let torch, once it is imported, ask for the store of this worker's generation only when it is there."""
-    address = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not address[1].isdecimal():
+    begin_anew()
+    if not _address[1].isdecimal():
         return
 
     def hook(rendezvous: ModuleType) -> None:
         meetings: dict[str, Meet] = getattr(rendezvous, "_rendezvous_handlers", {})
         for scheme in {"env", "tcp"} & meetings.keys():
-            meetings[scheme] = _patient(meetings[scheme], address)
+            meetings[scheme] = _patient(meetings[scheme])
 
     imports.after(RENDEZVOUS, hook)
 
 
-def _patient(meet: Meet, address: tuple[str, str]) -> Meet:
+def _patient(meet: Meet) -> Meet:
     def meet_later(url: str, *args: Any, **options: Any) -> Iterator[Any]:
-        if _asks(url) == address:
+        if _asks(url) == _address:
             timeout: timedelta | None = options.get("timeout")
             patience = PATIENCE if timeout is None else min(PATIENCE, SHARE * timeout.total_seconds())
-            await_listening(*address, patience)
+            await_listening(*_address, patience)
         # A generator: it begins when we have returned, so that no line of ours is in a traceback of torch's.
         return meet(url, *args, **options)
 
     return meet_later
+
+
+def _given() -> tuple[str, str]:
+    return os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
 
 
 def _asks(url: str) -> tuple[str, str] | None:
@@ -63,10 +76,7 @@ def _asks(url: str) -> tuple[str, str] | None:
     try:
         parts = urlsplit(url)
         rank = int(dict(parse_qsl(parts.query)).get("rank") or os.environ.get("RANK", "0"))
-        if parts.scheme == "env":
-            address = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-        else:
-            address = parts.hostname or "", str(parts.port)
+        address = _given() if parts.scheme == "env" else (parts.hostname or "", str(parts.port))
     except ValueError:
         return None  # torch will say what is wrong with it
     return address if rank > 0 else None

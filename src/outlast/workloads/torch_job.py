@@ -17,8 +17,8 @@ from outlast.workloads.workload import Attachments, Preload, Workload
 # Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error file and
 # board belong to whoever started the launcher. A worker's error file is named when its logs are opened.
 _WITHHELD = (
-    *("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_DESK", "OUTLAST_PARTNER", "OUTLAST_STEP_HOOK", "OUTLAST_TOKEN"),
-    "TORCHELASTIC_ERROR_FILE",
+    *("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_DESK", "OUTLAST_IN_PLACE", "OUTLAST_PARTNER", "OUTLAST_STEP_HOOK"),
+    *("OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE"),
 )
 _TORCH_USERS = re.compile(
     r"^(import|from) (torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|megatron)\b", re.MULTILINE
@@ -77,6 +77,7 @@ class TorchWorkload(Workload):
             "OUTLAST_ARENA": f"{attachments.arena}:{local_rank}" if attachments.arena else "",
             "OUTLAST_PARTNER": attachments.partner,
             "OUTLAST_DESK": attachments.requests,
+            "OUTLAST_IN_PLACE": attachments.in_place,
             "OUTLAST_STEP_HOOK": "" if self._settings.step_hook else "false",
         }
         environment |= {name: value for name, value in offered.items() if value}

@@ -16,6 +16,7 @@ class Attachments(msgspec.Struct, frozen=True, kw_only=True):
     board: str = ""  # where it says how it is (`outlast.board`)
     arena: str = ""  # where its snapshots go
     partner: str = ""  # the host that gets copies of them
+    in_place: str = ""  # where it says that it can be restarted in place (`agent/processes/in_place.py`)
     requests: str = ""  # where it asks for shards (`agent/processes/worker_requests.py`)
 
 

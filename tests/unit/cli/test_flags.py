@@ -93,6 +93,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
         *("--ft-restart-policy", "--ft-restart_policy"),
         *("--ft-supervise", "--supervise"),
+        *("--ft-in-place-timeout", "--ft-in_place_timeout"),
         *("--ft-warm-start", "--ft-warm_start", "--warm-start", "--warm_start"),
         *("--ft-warm-cuda", "--ft-warm_cuda", "--warm-cuda", "--warm_cuda"),
         *("--ft-warm-preload", "--ft-warm_preload", "--warm-preload", "--warm_preload"),

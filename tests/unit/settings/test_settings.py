@@ -66,6 +66,7 @@ def test_the_defaults_are_decisions() -> None:
         "rank_out_of_section_timeout": 0.0,
         "safety_factor": 5.0,
         "rank_termination_signal": "SIGKILL",
+        "in_place_timeout": 3.0,
         "step_hook": True,
         "signatures": "",
         "failover": True,

@@ -108,6 +108,10 @@ class Monitor:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         return self._hangs is not None and local_rank in self._hangs.ended
 
+    def stepped(self, local_rank: int) -> bool:
+        """Whether this worker has made a step in its generation."""
+        return self._watch is not None and self._watch.reading(local_rank).step is not None
+
     def rest(self) -> None:
         """The workers are being ended."""
         if self._watch is not None:

@@ -15,6 +15,7 @@ from outlast.agent.monitoring.monitor import Monitor
 from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.processes.guard import Guard
+from outlast.agent.processes.in_place import InPlace
 from outlast.agent.processes.ports import StorePorts
 from outlast.agent.processes.workers import WorkerGroup
 from outlast.agent.snapshots.keeper import Keeper
@@ -50,12 +51,14 @@ class WorkerRunner:
         ports: StorePorts,
         guard: Guard,
         keeper: Keeper,
+        in_place_timeout: float,
         offer: Callable[[Assignment, Keeping], Attachments],
         ending: Callable[[], signal.Signals],
     ) -> None:
         self._driver, self._spawner, self._monitor, self._inquest = driver, spawner, monitor, inquest
         self._logs, self._ports, self._guard, self._keeper = logs, ports, guard, keeper
         self._offer, self._ending = offer, ending
+        self._in_place = InPlace(in_place_timeout, stepped=monitor.stepped)
         # Where a stop fails nobody would ever hear that the workers are gone, and all would wait for this node.
         self._tasks = Tasks(driver.fail)
         self._group: WorkerGroup | None = None
@@ -76,22 +79,26 @@ class WorkerRunner:
             self._unwatch()
             self._tasks.start(self._not_started(assignment, str(error), started))
             return
-        last = assignment.first_rank + workers - 1
-        shown = f"rank {last}" if workers == 1 else f"ranks {assignment.first_rank} to {last}"
-        log.info("generation %d: started %s of %d", assignment.generation, shown, assignment.world_size)
+        last = assignment.first_rank + len(workers.pids) - 1
+        shown = f"rank {last}" if len(workers.pids) == 1 else f"ranks {assignment.first_rank} to {last}"
+        stayed = f", {len(workers.restartable)} in place" if workers.restartable else ""
+        log.info("generation %d: started %s of %d%s", assignment.generation, shown, assignment.world_size, stayed)
         asyncio.get_running_loop().call_soon(self._inquest.prepare)
 
-    def _start(self, assignment: Assignment, keeping: Keeping) -> int:
+    def _start(self, assignment: Assignment, keeping: Keeping) -> WorkerGroup:
         if assignment.group_rank == 0:
             self.take_port()
         watch = self._monitor.begin(assignment)
         environments = self._spawner.environments(assignment, self._offer(assignment, keeping), watch.address)
         streams = self._logs.open(assignment, environments)
-        self._group = group = self._spawner.start(environments, streams, partial(self._exited, assignment))
+        parked = self._in_place.take(fresh=assignment.fresh)
+        self._group = group = self._spawner.start(environments, streams, partial(self._exited, assignment), parked)
+        # A restartable function that raises is as good as an exit, though its process goes on.
+        self._in_place.begin(group, failed=partial(self._exited, assignment, exit_code=1))
         self._inquest.begin(assignment, watch, streams)
         self._guard.watch(group.pids)
         self._monitor.attend(group, self)
-        return len(environments)
+        return group
 
     async def _not_started(self, assignment: Assignment, why: str, group: WorkerGroup | None) -> None:
         if group is not None:  # they live, and cannot be watched
@@ -106,20 +113,27 @@ class WorkerRunner:
         self._ports.take()
         self._driver.node.state.store_port = self._ports.promised
 
-    def stop(self, generation: int, grace: float) -> None:
-        """End the workers that live, with their children."""
+    def stop(self, generation: int, grace: float, *, in_place: bool = False) -> None:
+        """End the workers that live, with their children; `in_place`: those that can leave the generation stay."""
         if self._group is not None:
             self._monitor.rest()
-            self._tasks.start(self._stopping(self._group, generation, grace))
+            self._tasks.start(self._stopping(self._group, generation, grace, in_place))
 
     async def close(self) -> None:
         """End what is left, at once."""
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
+            self._in_place.keep(self._group)
         if self._finished is not None:
             self._finished.reap()
+        await self._in_place.close()
         self._unwatch()
         await self._tasks.wait()
+
+    @property
+    def in_place_address(self) -> str:
+        """Where workers say that they can be restarted in place."""
+        return self._in_place.address
 
     def reap_orphans(self) -> None:
         for group in (self._group, self._finished):
@@ -161,9 +175,10 @@ class WorkerRunner:
         else:
             self.stop(generation, 0)  # the children that workers may have left behind
 
-    async def _stopping(self, group: WorkerGroup, generation: int, grace: float) -> None:
-        await group.stop(self._ending(), grace)
+    async def _stopping(self, group: WorkerGroup, generation: int, grace: float, in_place: bool) -> None:
+        await group.stop(self._ending(), grace, in_place=in_place)
         if self._group is group:
+            self._in_place.keep(group)
             self._ended(generation)
             self._keeper.ended()
 

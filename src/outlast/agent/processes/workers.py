@@ -14,9 +14,10 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from outlast.system import prctl, proc
 from outlast.system.pidfd import exited, pidfd_open
@@ -34,6 +35,18 @@ TIDYING = 2.0  # seconds for that
 
 _MARK = "OUTLAST_WORKER_GROUP"  # tells our workers' descendants from all other children of this process
 _SETTABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+
+
+class InPlaceLink(Protocol):
+    """A worker inside a restartable function, and what it can be told (`in_place.py`)."""
+
+    timeout: float  # seconds that it may take to leave
+
+    def leave(self) -> bool:
+        """Tell it that its generation is over; whether it could be told."""
+
+    def become(self, before: Mapping[str, str], environment: Mapping[str, str], streams: Streams) -> bool:
+        """Tell it to go on as the worker with this environment; whether it could be told."""
 
 
 class WorkersNotStarted(OSError):
@@ -63,9 +76,14 @@ class Worker:
     local_rank: int
     pid: int
     pidfd: int
+    environment: Mapping[str, str] = field(default_factory=dict)
     exit_code: int | None = None
     reaped: bool = False
     ending: bool = False  # it was told to end with a signal of its own
+    link: InPlaceLink | None = None  # it is inside a restartable function
+    failed: bool = False  # it has said that the function raised; its exit is no news
+    leaving: bool = False  # it was told to leave the function, and has time for it
+    parked: bool = False  # it has left, and waits for the next generation
 
     def kill_group(self, signum: int) -> None:
         """Signal the worker and every child that stayed in its process group."""
@@ -102,6 +120,7 @@ class WorkerGroup:
         self._abandoned: tuple[int, ...] = ()
         self._sweeping = asyncio.Lock()
         self._swept = False
+        self._leaving_signal, self._leaving_grace = int(signal.SIGTERM), 0.0
 
     @classmethod
     def start(
@@ -114,9 +133,11 @@ class WorkerGroup:
         fork: Fork | None = None,
         cold: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
         pass_fds: Sequence[int] = (),
+        parked: Sequence[Worker] = (),
     ) -> WorkerGroup:
         """Start one worker per command. Local rank i gets the i-th of each; the streams are closed here.
 
+        Those that are `parked`, of an earlier group, go on as the workers of their local ranks. Others are new.
         `fork` may give them as processes that are there already, children of this one; if it gives None, they are
         started here, with the environment that `cold` makes of theirs, and the descriptors of `pass_fds` open.
         `on_exit(local_rank, pid, exit_code)` is called from the event loop, once per worker; a negative exit code
@@ -124,23 +145,42 @@ class WorkerGroup:
         """
         group = cls(on_exit)
         try:
+            # What a parked worker started in an earlier generation has the mark of that one.
+            group._mark = next((each.environment[_MARK] for each in parked), group._mark)
             environments = [{**environment, _MARK: group._mark} for environment in environments]
-            pids = fork(commands, environments, streams) if fork is not None else None
+            group._workers += _gone_on(parked, environments, streams)
+            stayed = {worker.local_rank for worker in group._workers}
+            ranks = [rank for rank in range(len(commands)) if rank not in stayed]
+            births = [(commands[rank], environments[rank], streams[rank]) for rank in ranks]
+            pids = fork(*zip(*births, strict=True)) if fork is not None and births else None
             if pids is not None:
-                group._workers += _watched(pids)
+                group._workers += _watched(ranks, pids)
             else:
-                started = enumerate(zip(commands, map(cold, environments), streams, strict=True))
-                group._workers += (_spawn(local_rank, *birth, pass_fds) for local_rank, birth in started)
+                for rank, (command, environment, ends) in zip(ranks, births, strict=True):
+                    group._workers.append(_spawn(rank, command, cold(environment), ends, pass_fds))
         except OSError:
             group._undo_start()
             raise
         finally:
             for ends in streams:
                 ends.close()
-        for worker in group._workers:
+        group._workers.sort(key=lambda worker: worker.local_rank)
+        for worker, environment in zip(group._workers, environments, strict=True):
+            worker.environment = environment
             group._loop.add_reader(worker.pidfd, group._exited, worker)
         if not group._workers:
             group._over.set()
+        return group
+
+    @classmethod
+    def of_parked(cls, parked: Sequence[Worker]) -> WorkerGroup:
+        """Workers that wait for a generation that does not come: to be stopped."""
+        group = cls(lambda _rank, _pid, _code: None)
+        group._mark = next((each.environment[_MARK] for each in parked), group._mark)
+        group._workers += (Worker(each.local_rank, each.pid, each.pidfd) for each in parked if each.exit_code is None)
+        for worker in group._workers:
+            group._loop.add_reader(worker.pidfd, group._exited, worker)
+        group._look_whether_over()
         return group
 
     @property
@@ -153,11 +193,38 @@ class WorkerGroup:
         """The local ranks of the workers that still run."""
         return tuple(worker.local_rank for worker in self._running)
 
+    @property
+    def restartable(self) -> tuple[int, ...]:
+        """The local ranks of the workers inside a restartable function, which can be told to leave it."""
+        return tuple(worker.local_rank for worker in self._running if worker.link is not None)
+
     def send_signal(self, signum: int) -> None:
         """Forward a signal to every live worker and the children in its process group."""
         for worker in self._running:
-            if not worker.ending or signum == signal.SIGKILL:
+            if not worker.leaving and (not worker.ending or signum == signal.SIGKILL):
                 worker.signal(signum)
+
+    def running(self, pid: int) -> Worker | None:
+        """The worker that is this process, if it is one and has neither exited nor been parked."""
+        return next((worker for worker in self._running if worker.pid == pid), None)
+
+    def park(self, worker: Worker) -> None:
+        """It has left its function, and nothing of it can reach this generation any more."""
+        worker.parked, worker.leaving = True, False
+        self._look_whether_over()
+
+    def give_up_on(self, worker: Worker) -> None:
+        """It will not leave, or is no longer inside the function: end it as any other, if it was to leave."""
+        worker.link = None
+        if worker.leaving and worker.exit_code is None:
+            worker.leaving = False
+            worker.signal(self._leaving_signal)
+            self._loop.call_later(self._leaving_grace, self._kill)
+
+    @property
+    def parked(self) -> list[Worker]:
+        """The workers that wait for the next generation."""
+        return [worker for worker in self._workers if worker.parked and worker.exit_code is None]
 
     def end(self, local_rank: int, signum: int) -> None:
         """Tell one worker to end with this signal, also if it is stopped; `stop` is to follow, and asks it no more."""
@@ -167,8 +234,13 @@ class WorkerGroup:
             worker.signal(signum)
             worker.kill_group(signal.SIGCONT)  # after it, so that it does nothing else first
 
-    async def stop(self, signum: int = signal.SIGTERM, grace: float = 30.0) -> tuple[int, ...]:
+    async def stop(
+        self, signum: int = signal.SIGTERM, grace: float = 30.0, *, in_place: bool = False
+    ) -> tuple[int, ...]:
         """End every worker and all of its descendants; returns when they are gone.
+
+        `in_place`: those inside a restartable function are told to leave it instead, and are parked then; those that
+        do not leave in time are ended. Without grace nobody is asked, and those that are parked already stay so.
 
         `signum` first and SIGKILL after `grace` seconds, SIGKILL at once without grace. May be called again, also
         while another call waits: the shorter grace wins, and no worker gets a second `signum`, which would interrupt
@@ -179,9 +251,13 @@ class WorkerGroup:
         if grace > 0:
             if not self._asked_to_end:
                 self._asked_to_end = True
+                if in_place:
+                    self._ask_to_leave(signum, grace)
                 self.send_signal(signum)
             timer = self._loop.call_later(grace, self._kill)
         else:
+            for worker in self._running:
+                worker.leaving = False
             self._kill()
         try:
             await self._over.wait()
@@ -207,7 +283,8 @@ class WorkerGroup:
     def reap(self) -> None:
         """Collect the workers, which have exited, and leave alone what they left running."""
         for worker in self._workers:
-            worker.reap()
+            if not worker.parked:
+                worker.reap()
 
     def reap_orphans(self) -> None:
         """Collect what our workers left behind and has exited. Cheap; meant for SIGCHLD in a long run."""
@@ -216,16 +293,40 @@ class WorkerGroup:
 
     @property
     def _running(self) -> list[Worker]:
-        return [worker for worker in self._workers if worker.exit_code is None]
+        return [worker for worker in self._workers if worker.exit_code is None and not worker.parked]
 
     def _exited(self, worker: Worker) -> None:
         self._forget(worker)
         worker.exit_code = _exit_code(worker.pid)
+        if worker.parked:
+            worker.kill_group(signal.SIGKILL)
+            worker.reap()
+            return
+        self._look_whether_over()
+        if not worker.failed:
+            self._on_exit(worker.local_rank, worker.pid, worker.exit_code)
+
+    def _look_whether_over(self) -> None:
         if not self._running:
             self._over.set()
             if self._abandon_timer is not None:
                 self._abandon_timer.cancel()
-        self._on_exit(worker.local_rank, worker.pid, worker.exit_code)
+
+    def _ask_to_leave(self, signum: int, grace: float) -> None:
+        self._leaving_signal, self._leaving_grace = signum, grace
+        for worker in self._running:
+            if worker.link is not None and not worker.ending and worker.link.leave():
+                worker.leaving = True
+                self._loop.call_later(worker.link.timeout, self._too_late, worker)
+
+    def _too_late(self, worker: Worker) -> None:
+        if worker.leaving:
+            logger.warning(
+                "worker %d (pid %d) has not left its restartable function in time, and is replaced by a new process",
+                worker.local_rank,
+                worker.pid,
+            )
+            self.give_up_on(worker)
 
     def _forget(self, worker: Worker) -> None:
         self._loop.remove_reader(worker.pidfd)
@@ -233,11 +334,11 @@ class WorkerGroup:
 
     def _kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-        if self._running and self._abandon_timer is None:
+        if any(not worker.leaving for worker in self._running) and self._abandon_timer is None:
             self._abandon_timer = self._loop.call_later(ABANDON_AFTER, self._abandon)
 
     def _abandon(self) -> None:
-        stuck = self._running
+        stuck = [worker for worker in self._running if not worker.leaving]
         for worker in stuck:
             logger.error(
                 "worker %d (pid %d) is still there %.0f s after SIGKILL, stuck in the kernel; going on without it,"
@@ -249,8 +350,9 @@ class WorkerGroup:
             self._forget(worker)
             worker.exit_code = -signal.SIGKILL
             worker.reaped = True  # so that nobody waits for it again
-        self._abandoned = tuple(worker.pid for worker in stuck)
-        self._over.set()
+        self._abandoned += tuple(worker.pid for worker in stuck)
+        self._abandon_timer = None
+        self._look_whether_over()
 
     async def _sweep(self) -> None:
         """Kill and reap what the workers left behind, children first, the workers' own zombies last."""
@@ -260,6 +362,8 @@ class WorkerGroup:
             await _gone(pid, TIDYING)
         await self._kill_orphans(deadline + TIDYING, spare=False)
         for worker in self._workers:
+            if worker.parked:
+                continue
             worker.kill_group(signal.SIGKILL)  # where this process is no subreaper, its orphans are not our children
         self.reap()
 
@@ -276,10 +380,14 @@ class WorkerGroup:
                 break
 
     def _orphans(self) -> list[int]:
-        """Our children that a worker of this group started, in whichever session they are now."""
+        """Our children that a worker of this group started, in whichever session they are now.
+
+        While workers are parked, only those in the session of one that is not: others may be what those still use.
+        """
         mine = set(self.pids)
-        mark = f"{_MARK}={self._mark}".encode()
-        return [pid for pid in proc.children(os.getpid()) if pid not in mine and _descends(pid, mine, mark)]
+        mark = f"{_MARK}={self._mark}".encode() if not self.parked else None
+        sessions = mine - {worker.pid for worker in self.parked}
+        return [pid for pid in proc.children(os.getpid()) if pid not in mine and _descends(pid, sessions, mark)]
 
     def _undo_start(self) -> None:
         for worker in self._workers:
@@ -318,7 +426,21 @@ def _spawn(
     return Worker(local_rank, process.pid, pidfd)
 
 
-def _watched(pids: Sequence[int]) -> list[Worker]:
+def _gone_on(
+    parked: Sequence[Worker], environments: Sequence[Mapping[str, str]], streams: Sequence[Streams]
+) -> Iterator[Worker]:
+    """The parked workers that are there, told to go on; new objects, as the old ones are still their group's."""
+    for each in parked:
+        rank, link = each.local_rank, each.link
+        if each.exit_code is not None:
+            continue
+        if link is not None and link.become(each.environment, environments[rank], streams[rank]):
+            yield Worker(rank, each.pid, each.pidfd, link=link)
+        else:
+            each.kill_group(signal.SIGKILL)
+
+
+def _watched(local_ranks: Sequence[int], pids: Sequence[int]) -> list[Worker]:
     """Workers that are there already; if one of them cannot be watched, none is left."""
     pidfds: list[int] = []
     try:
@@ -326,12 +448,12 @@ def _watched(pids: Sequence[int]) -> list[Worker]:
     except OSError as error:
         for pidfd in pidfds:
             os.close(pidfd)
-        for local_rank, pid in enumerate(pids):
+        for local_rank, pid in zip(local_ranks, pids, strict=True):
             worker = Worker(local_rank, pid, -1)
             worker.kill_group(signal.SIGKILL)
             worker.reap()
         raise _unwatched(error) from error
-    return [Worker(local_rank, *ids) for local_rank, ids in enumerate(zip(pids, pidfds, strict=True))]
+    return [Worker(*ids) for ids in zip(local_ranks, pids, pidfds, strict=True)]
 
 
 def _unwatched(error: OSError) -> WorkersNotStarted:
@@ -425,8 +547,8 @@ def _tidies_up(pid: int) -> bool:
     return any(tidier in command for tidier in TIDIERS)
 
 
-def _descends(pid: int, sessions: set[int], mark: bytes) -> bool:
+def _descends(pid: int, sessions: set[int], mark: bytes | None) -> bool:
     try:
-        return os.getsid(pid) in sessions or mark in proc.environment(pid)
+        return os.getsid(pid) in sessions or (mark is not None and mark in proc.environment(pid))
     except (ProcessLookupError, PermissionError):
         return False

@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from outlast.agent.processes.workers import Streams, WorkerGroup
+from outlast.agent.processes.workers import Streams, Worker, WorkerGroup
 from outlast.agent.warm_start.zygote import Zygote
 from outlast.agent.warm_start.zygote_process import startup
 from outlast.launch import Launch
@@ -71,15 +71,23 @@ class Spawner:
         environments: Sequence[dict[str, str]],
         streams: Sequence[Streams],
         on_exit: Callable[[int, int, int], None],
+        parked: Sequence[Worker] = (),
     ) -> WorkerGroup:
-        """The workers of a generation."""
+        """The workers of a generation; those that are parked go on, others are made."""
         commands = [self.workload.command(r) for r in range(self.launch.nproc)]
         zygote = self.zygote
         if zygote is None:
             cold = partial(startup, purpose="hook -1") if self.workload.hooked else dict
-            return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold)
+            return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold, parked=parked)
         return WorkerGroup.start(
-            commands, environments, streams, on_exit, fork=zygote.fork, cold=zygote.cold, pass_fds=[zygote.news]
+            commands,
+            environments,
+            streams,
+            on_exit,
+            fork=zygote.fork,
+            cold=zygote.cold,
+            pass_fds=[zygote.news],
+            parked=parked,
         )
 
     def close(self) -> None:

@@ -74,6 +74,7 @@ class Checkpointer:
         With `durable` it is written to disk as well, in the background: `wait` awaits that. When saves come faster than
         the disk takes them, the newest is written and those before it are not.
         """
+        self._memory.refuse_stale()
         step = _step(step)
         halt = boundaries.reach() if self._ranks.group is None else None
         due = durable or self._interval.due(step)
@@ -111,6 +112,7 @@ class Checkpointer:
         an optimizer with more, fewer or other parameters, groups or dtypes than were saved. `strict=False` loads what
         both have, and leaves the rest as it is.
         """
+        self._memory.refuse_stale()
         _mapping(state)
         step = None if step is None else _step(step)
         self._saver.land()
@@ -128,6 +130,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Await that the last durable save is on disk. Collective. Raises OSError if it is not."""
+        self._memory.refuse_stale()
         self._saver.land()
         self._compare_last_durable()
         outcome = self._memory.writer.wait() if self._memory.writes else None

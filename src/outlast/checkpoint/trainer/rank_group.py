@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from outlast.worker import generations
+
 log = logging.getLogger("outlast")
 
 PATIENCE = 10.0  # seconds of waiting after which it is said for whom
@@ -28,6 +30,7 @@ LONGEST_PAUSE = 0.5  # seconds between two looks at the store
 # The last collectives, and what they were about. Who lets go of them last is else a thread of the process group's; if
 # the script ends at that moment, as it may after `wait`, that thread cannot have Python any more, and aborts.
 _KEPT: list[Any] = []
+generations.at_end(_KEPT.clear)
 
 
 class RankGroup:

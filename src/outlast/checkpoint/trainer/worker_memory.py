@@ -13,6 +13,7 @@ from outlast.checkpoint.memory import arena as arenas
 from outlast.checkpoint.memory.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Ticket, tickets
 from outlast.checkpoint.storage.storage import Address
 from outlast.checkpoint.trainer.background import Background, KeeperClient, WriterThread
+from outlast.worker import generations
 from outlast.worker.session import session
 
 FORMER = 2  # snapshots before the newest that are spared, where copies go on while training does
@@ -29,6 +30,7 @@ class WorkerMemory:
         self._directory = directory
         self._overlap = overlap
         self._born = time.time()
+        self._generation = generation()
         # Under a launcher, for the worker itself: a process that it starts is nobody to the node's keeper.
         self.place: Path | None = None
         self.number = 0
@@ -87,6 +89,19 @@ class WorkerMemory:
         """Await what is to be on disk, and let go of it."""
         if self._writer is not None:
             self._writer.wait()
+        self.abandon()
+
+    def refuse_stale(self) -> None:
+        """Raise RuntimeError if this process has gone on in another generation since it was made."""
+        if self._generation != generation():
+            raise RuntimeError(
+                f"the Checkpointer of {self._directory} was made in generation {self._generation}, and this is "
+                f"generation {generation()}: make it inside the restartable function, so that each has its own"
+            )
+
+    def abandon(self) -> None:
+        """The generation is over: let go of the memory. The keeper writes what is to be on disk."""
+        if self._writer is not None:
             self._writer.close()
             self._writer = None
         if self._arena is not None:
@@ -102,6 +117,17 @@ class WorkerMemory:
                 f"save this state with it as well, or close() it before this one, of {self._directory}, saves"
             )
         _saving = weakref.ref(self)
+
+
+def _abandon() -> None:
+    global _saving
+    memory = _saving() if _saving is not None else None
+    if memory is not None:
+        memory.abandon()
+    _saving = None
+
+
+generations.at_end(_abandon)
 
 
 def job() -> str:

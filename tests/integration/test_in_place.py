@@ -1,0 +1,103 @@
+"""Ranks that are well stay in their process when a generation ends, and the dead are replaced."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from jobs import SCRIPTS, errors, job
+from processes import Process
+
+SCRIPT = SCRIPTS / "in_place.py"
+RESTARTS = 20
+
+
+class Entry(NamedTuple):
+    """One entry into the function, as scripts/in_place.py tells of it."""
+
+    rank: int
+    world: int
+    generation: int
+    pid: int
+    entry: int
+    restarts: int
+    open: int
+    threads: int
+
+
+def entries(process: Process) -> dict[tuple[int, int], Entry]:
+    """By generation and rank."""
+    found = re.findall(
+        r"rank (\d+) of (\d+) entered generation (\d+): pid (\d+) entry (\d+) restarts (\d+) connection True hello"
+        r" open (\d+) threads (\d+)",
+        process.output,
+    )
+    all_of_them = [Entry(*map(int, each)) for each in found]
+    return {(each.generation, each.rank): each for each in all_of_them}
+
+
+def stayed(found: dict[tuple[int, int], Entry], generation: int, rank: int) -> bool:
+    return found[generation, rank].pid == found[generation + 1, rank].pid
+
+
+def test_the_living_stay_and_the_dead_are_forked() -> None:
+    faults = ["raise:1", "kill:0", "sleep:0", "lock:1", "swallow:0", "exit:1"]
+    flags = ("--nproc-per-node=2", "--max-restarts=9", "--ft-in-place-timeout=2")
+    with job(*flags, script=SCRIPT, args=faults) as process:
+        assert process.wait() == 0
+    found = entries(process)
+    last = len(faults) + 1
+    assert found.keys() == {(generation, rank) for generation in range(1, last + 1) for rank in (0, 1)}
+    dead = {(2, 0), (5, 1), (6, 1)}  # killed; swallowed the exception; ended itself
+    assert {key for key in found if key[0] < last and not stayed(found, *key)} == dead
+    assert all(each.restarts == each.generation - 1 for each in found.values())
+    assert process.output.count(f"done in generation {last}") == 2
+    assert "cleans up after generation 1" in process.output
+    assert "has not left its restartable function in time" in process.output
+    assert "ValueError: a fault of the test's" in process.output
+    assert "[rank0]: [rank0]:" not in process.output
+
+
+def test_many_restarts_leave_nothing_behind() -> None:
+    faults = [f"raise:{number % 2}" for number in range(RESTARTS)]
+    flags = ("--nproc-per-node=2", f"--max-restarts={RESTARTS}", "--ft-crash-loop=0")
+    with job(*flags, script=SCRIPT, args=faults) as process:
+        assert process.wait() == 0
+    found = entries(process)
+    assert len({each.pid for each in found.values()}) == 2
+    for rank in (0, 1):
+        early, late = found[3, rank], found[RESTARTS + 1, rank]
+        assert (early.open, early.threads) == (late.open, late.threads)
+
+
+def test_when_the_restarts_are_used_up_the_job_fails_as_ever_and_parked_processes_end() -> None:
+    with job("--nproc-per-node=2", "--max-restarts=1", script=SCRIPT, args=["raise:1"] * 3) as process:
+        assert process.wait() == 1
+    found = entries(process)
+    assert {generation for generation, _ in found} == {1, 2}
+    (error,) = errors(process)
+    assert "rank 1" in error
+    assert "1 restart did not help" in error or "--max-restarts=1" in error
+    assert "ValueError: a fault of the test's" in process.output
+    for rank in (0, 1):
+        assert f"rank {rank} says goodbye, pid {found[2, rank].pid}" in process.output
+
+
+@pytest.mark.parametrize("flags", [["--ft-in-place-timeout=0"], ["--ft-restart-grace=0"]], ids=["off", "no grace"])
+def test_where_it_is_turned_off_every_rank_is_a_new_process(flags: list[str]) -> None:
+    with job("--nproc-per-node=2", "--max-restarts=1", *flags, script=SCRIPT, args=["raise:1"]) as process:
+        assert process.wait() == 0
+    found = entries(process)
+    assert len({each.pid for each in found.values()}) == 4
+    assert {each.entry for each in found.values()} == {1}
+
+
+def test_without_a_launcher_the_function_is_just_called(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("import outlast\n@outlast.restartable\ndef f(x, y=1): return x + y\nprint(f(2, y=3))\n")
+    assert subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout == "5\n"
