@@ -101,3 +101,16 @@ def test_without_a_launcher_the_function_is_just_called(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text("import outlast\n@outlast.restartable\ndef f(x, y=1): return x + y\nprint(f(2, y=3))\n")
     assert subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout == "5\n"
+
+
+def test_a_compiled_model_and_a_loader_stay_and_the_training_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    script = SCRIPTS / "in_place_training.py"
+    with job("--nproc-per-node=2", "--max-restarts=2", script=script, args=[tmp_path / "checkpoints"]) as process:
+        assert process.wait() == 0
+    starts = re.findall(r"rank (\d) pid (\d+) starts after step (\d+), entry (\d)", process.output)
+    by_rank = {rank: [each[1:] for each in starts if each[0] == rank] for rank in "01"}
+    assert [step for _, step, _ in by_rank["0"]] == ["0", "2", "4"]
+    assert [entry for _, _, entry in by_rank["0"]] == ["1", "2", "1"]  # killed in generation 2
+    assert [entry for _, _, entry in by_rank["1"]] == ["1", "2", "3"]
+    assert process.output.count("is refused by an older Checkpointer: True") == 3
+    assert process.output.count("ends as if nothing had happened: True") == 2
