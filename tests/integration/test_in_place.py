@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from jobs import SCRIPTS, errors, job
+from jobs import SCRIPTS, errors, free_port, job, node
 from processes import Process
 
 SCRIPT = SCRIPTS / "in_place.py"
@@ -61,6 +61,30 @@ def test_the_living_stay_and_the_dead_are_forked() -> None:
     assert "has not left its restartable function in time" in process.output
     assert "ValueError: a fault of the test's" in process.output
     assert "[rank0]: [rank0]:" not in process.output
+
+
+def test_a_rank_that_hangs_is_forked_and_one_that_waits_for_it_stays() -> None:
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=4", "--ft-in-place-timeout=20")
+    with job(*flags, script=SCRIPT, args=["hang:1"]) as process:
+        assert process.wait() == 0
+    found = entries(process)
+    assert stayed(found, 1, 0)
+    assert not stayed(found, 1, 1)
+
+
+def test_a_rank_stays_when_another_node_comes_and_when_it_is_lost() -> None:
+    port, forever = free_port(), ["steps:9"] * 2
+    flags = ("--nnodes=1:2", "--nproc-per-node=1", "--ft-last-call=0", "--ft-planned-change-timeout=0")
+    with node("a", port, *flags, "--ft-in-place-timeout=20", script=SCRIPT, args=forever) as first:
+        first.wait_for("rank 0 of 1 entered generation 1")
+        with node("b", port, *flags, script=SCRIPT, args=forever) as second:
+            first.wait_for(r"rank \d of 2 entered generation 2")
+            second.wait_for(r"rank \d of 2 makes steps in generation 2")
+            second.kill()
+        assert first.wait() == 0
+    found = entries(first)
+    assert [(each.generation, each.world) for each in found.values()] == [(1, 1), (2, 2), (3, 1)]
+    assert len({each.pid for each in found.values()}) == 1
 
 
 def test_many_restarts_leave_nothing_behind() -> None:

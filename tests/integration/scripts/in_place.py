@@ -48,6 +48,8 @@ def fail(fault: str) -> None:
         raise ValueError("a fault of the test's")
     if fault == "kill":
         os.kill(os.getpid(), 9)
+    if fault == "hang":
+        time.sleep(1000)
     if fault == "exit":
         sys.exit(3)
 
@@ -72,7 +74,7 @@ def train(greeting: str) -> str:
     )
     dist.init_process_group("gloo")
     assert (dist.get_rank(), dist.get_world_size()) == (rank, world)
-    pair = dist.new_group([0, world - 1])
+    pair = dist.new_group(sorted({0, world - 1}))
     fault, _, whose = (FAULTS[generation - 1] if generation <= len(FAULTS) else ":").partition(":")
     for step in range(STEPS):
         if step == 3 and str(rank) == whose:
@@ -94,6 +96,10 @@ def wait_for_the_fault(fault: str) -> None:
     """Be somewhere else than in a collective when it happens."""
     if fault == "sleep":
         time.sleep(1000)
+    if fault == "steps":
+        print(f"rank {dist.get_rank()} of {dist.get_world_size()} makes steps in generation {entries[-1]}", flush=True)
+    while fault == "steps":
+        dist.all_reduce(torch.ones(1))
     if fault == "lock":
         threading.Event().wait()
     if fault == "swallow":

@@ -35,6 +35,7 @@ T = TypeVar("T")
 TO_END = 1.0  # seconds that a rank which hangs has to end after its signal, before SIGKILL
 TO_LOOK = 0.7  # seconds, for the stacks of all ranks here
 TO_NAME = 1.0  # seconds, from when a rank is found late, for the coordinator to say who it is
+SPARED = 5.0  # seconds, for a rank that waits for another and can be restarted in place
 FRESH = 0.5  # seconds for which what was seen is still true
 
 STATES = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it", "D": "it is stuck in the kernel"}
@@ -127,8 +128,20 @@ class Hangs:
         named = await self._verdict(until) if asked else None
         if named is None and self._alone and stacks:
             log.error("%s", name(self._observations(stacks)).sentence)
+        spared = [hang for hang in verdicts if self._waits_and_can_leave(hang, named)]
         for hang in verdicts:
+            if hang not in spared:
+                self._end(hang.local_rank, named, stacks.get(self._rank(hang)))
+        if spared:
+            await asyncio.sleep(SPARED)  # by then this generation is over, and this task with it
+        for hang in spared:
             self._end(hang.local_rank, named, stacks.get(self._rank(hang)))
+
+    def _waits_and_can_leave(self, hang: Hang, named: Named | None) -> bool:
+        """Whether it is late because of another rank, and will leave its function when that one is ended."""
+        if named is None or not named.culprits or self._rank(hang) in named.culprits:
+            return False
+        return hang.local_rank in self._group.restartable
 
     async def _verdict(self, until: float) -> Named | None:
         named = self._named
