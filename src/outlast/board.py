@@ -35,7 +35,7 @@ from enum import IntEnum
 from outlast.system import proc
 
 VARIABLE = "OUTLAST_BOARD"
-VERSION = 4
+VERSION = 5
 MAGIC = int.from_bytes(b"OUTLAST\0", "little")
 WORD = 8
 
@@ -60,7 +60,10 @@ STARTUP_LONGEST, BEAT_LONGEST, OUTSIDE_LONGEST = 35, 36, 37
 LONGEST = range(38, 70)  # by number of the name
 SPENT = range(70, 102)  # likewise: all time in sections of the name, in ns, plus ONE_MORE for each of them
 WAITED = 102  # the number, plus one, of the section that optimizers' steps come after
-END = 103
+FIRST_STEP_AT, FIRST_STEP = 103, 104  # when the first step was made, and its number
+NUMBERED = 105  # 1: numbers go on from what was restored, or are the script's; 0: they count from 1 in each process
+SAVING, RESTORING, LOADING = 106, 107, 108  # ns that training has waited for its checkpoints and its data
+END = 109
 SPARE = END  # for an entry that has no room; nobody reads it
 
 # Bytes of a slot: texts.
@@ -157,6 +160,12 @@ class Totals:
     step_at: float
     spent: Mapping[str, Spent]  # by name of the section
     waited: str = ""  # the section that optimizers' steps come after: there ranks wait for each other
+    first: int = 0  # the first step of this process
+    first_at: float = 0.0
+    numbered: bool = False  # steps have numbers that go on from one process to the next
+    saving: float = 0.0  # seconds that it has waited for saves
+    restoring: float = 0.0
+    loading: float = 0.0  # for data
 
 
 @dataclass(frozen=True)
@@ -353,6 +362,12 @@ class BoardSlot:
             step_at=_seconds(words[STEP_AT]),
             spent={self.name(n): Spent(words[SPENT[n]]) for n in _numbers(words) if words[SPENT[n]]},
             waited=self.name(words[WAITED] - 1) if words[WAITED] else "",
+            first=_count(words[FIRST_STEP]),
+            first_at=_seconds(words[FIRST_STEP_AT]),
+            numbered=words[NUMBERED] == 1,
+            saving=_seconds(words[SAVING]),
+            restoring=_seconds(words[RESTORING]),
+            loading=_seconds(words[LOADING]),
         )
 
     def release(self) -> None:

@@ -46,6 +46,7 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
     memory: Memory | None
     protocol: int = PROTOCOL
     charter: Charter | None = None
+    wall: float = 0.0  # seconds since 1970, at that time
 
 
 class Happened(msgspec.Struct, frozen=True, tag="event"):

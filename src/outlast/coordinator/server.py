@@ -182,7 +182,7 @@ class Server:
             rules, now, term=term, run=run, memory=memory, charter=charter, history=history, wall=time.time() - now
         )
         if journal is not None:
-            journal.began(Began(now, rules, self.core.term, run, memory, charter=charter))
+            journal.began(Began(now, rules, self.core.term, run, memory, charter=charter, wall=time.time()))
         self._timer: asyncio.TimerHandle | None = None
         self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()

@@ -25,6 +25,9 @@ from outlast.data.position import Position
 from outlast.data.sampler import ElasticSampler, Tail
 from outlast.data.seeds import sample_seed
 from outlast.data.source import Key, MicroBatch, SampleSource
+from outlast.worker.session import session
+
+END = object()  # of a pass
 
 
 class ElasticLoader:
@@ -114,7 +117,12 @@ class ElasticLoader:
         self._exhausted = False
         before = self.source.position
         given = self._feed.begin(start)
-        for batch in self._loader:
+        batches = iter(self._loader)
+        while True:
+            with session.waiting("data"):
+                batch = next(batches, END)
+            if batch is END:
+                break
             _, weights, self._given = given.popleft()
             yield (batch, torch.tensor(weights)) if self._weighs else batch
         self._exhausted = True

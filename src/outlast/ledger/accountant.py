@@ -289,15 +289,16 @@ class Accountant:
 
     @_on.register
     def _(self, event: events.StragglerChanged) -> None:
-        key = (event.node, event.ranks)
         self._count_stragglers(event.over if event.over is not None else event.since)
         if event.over is None:
             number = len(self.faults) + 1
             self.faults.append(_slow_fault(number, event, self.now))
-            self._slow[key] = event, number
-        elif key in self._slow:
-            _, number = self._slow.pop(key)
-            self.faults[number - 1] = replace(self.faults[number - 1], ended=self.now, recovered=True)
+            self._slow[event.node, event.ranks] = event, number
+        else:
+            for node, ranks in [each for each in self._slow if each[0] == event.node]:
+                if not set(ranks) - set(event.ranks):  # else some of them are slow still
+                    _, number = self._slow.pop((node, ranks))
+                    self.faults[number - 1] = replace(self.faults[number - 1], ended=self.now, recovered=True)
         self.slow = max((each for each, _ in self._slow.values()), key=lambda each: each.excess, default=None)
 
     def _count_stragglers(self, step: int) -> None:

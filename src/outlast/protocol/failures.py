@@ -99,3 +99,4 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     strategy: FailoverStrategy = FailoverStrategy.NORMAL
     decided: Reason = ""  # by what, if not by default
     pending: bool = False  # the user's extension has not answered yet
+    idle: Time = 0.0  # seconds that it had not moved, if it was ended because it hung

@@ -11,6 +11,7 @@ from outlast.protocol.failures import Failure, Tried
 from outlast.protocol.fields import LONGEST_PATH, Address, Count, Finite, Name, Port, Reason, Time
 from outlast.protocol.generations import Assignment, Halted
 from outlast.protocol.hangs import Measures, Overdue
+from outlast.protocol.paces import Training
 from outlast.protocol.shards import Hands
 from outlast.protocol.snapshots import Held
 from outlast.protocol.succession import Charter, Successor, Term
@@ -74,6 +75,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     sent: Time = 0.0  # by the clock of the agent
     held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
     stride: Count = 1  # that this node can keep up with
+    training: Training | None = None  # in the newest generation that was started here; None: no step was made
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):

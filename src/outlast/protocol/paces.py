@@ -26,6 +26,20 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
     waited: Name = ""  # the section in which ranks wait for each other, if that is known
 
 
+class Training(msgspec.Struct, frozen=True, array_like=True):
+    """How far the ranks of a node have come in a generation. Times are those of the agent's clock."""
+
+    generation: Count
+    first: Count  # the first step, when all of them had made one
+    first_at: Time
+    last: Count  # the newest step that all of them have made
+    last_at: Time
+    numbered: bool = False  # numbers go on from one generation to the next
+    checkpoint: Time = 0.0  # seconds that they have waited for saves, on average
+    data: Time = 0.0  # for data
+    restore: Time = 0.0
+
+
 class Paces(msgspec.Struct, frozen=True, array_like=True, tag="paces"):
     """How the ranks of a node got on since the last time: once a second at most, and only while they make steps."""
 

@@ -42,14 +42,20 @@ from outlast.board import (
     CLOCK_BITS,
     CLOSED_AT,
     ENTRIES,
+    FIRST_STEP,
+    FIRST_STEP_AT,
+    LOADING,
     LONGEST,
     NAME_BITS,
     NAME_SIZE,
+    NUMBERED,
     ONE_MORE,
     OTHER,
     OUTSIDE_LONGEST,
     PAUSES,
+    RESTORING,
     RESUMED_AT,
+    SAVING,
     SPARE,
     SPENT,
     SPENT_BITS,
@@ -68,6 +74,7 @@ log = logging.getLogger("outlast")
 EVERY = 16  # steps of optimizers
 A_WHILE = 1_000_000  # ns: more than it takes to call an optimizer
 
+WAITS = {"save": SAVING, "restore": RESTORING, "data": LOADING}  # what training waits for
 SECTION = "section:"  # before a name, among the longest times
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -91,6 +98,8 @@ class Session:
         self._beats = count(1)
         self._step = 0
         self._own_steps = False  # of the script, which then knows better than the optimizer
+        self._numbered = False  # numbers of steps go on from one process to the next
+        self._stepped = False  # the first step has been told
         self._names: dict[str, _Name] = {}
         self._last: _Name | None = None  # of the section that was closed last
         self._updates = count()  # of optimizers
@@ -129,6 +138,8 @@ class Session:
     def step(self, number: int | None = None) -> None:
         """Say that a training step is done: the one of this number, or the next one. It is a heartbeat, too."""
         self._own_steps = True
+        if number is not None:
+            self._numbered = True
         self._count(number)
 
     def go_on_after(self, step: int) -> None:
@@ -137,6 +148,17 @@ class Session:
         Else each life would count anew, and one that got further than all before it would seem not to.
         """
         self._step = step
+        self._numbered = True
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Training waits meanwhile, for one of `WAITS`: the ledger counts it."""
+        began = monotonic_ns()
+        try:
+            yield
+        finally:
+            words, word = self.slot.words, WAITS[what]
+            words[word] = words[word] + monotonic_ns() - began
 
     @contextmanager
     def no_training(self) -> Iterator[None]:
@@ -298,6 +320,16 @@ class Session:
         if now - self._beat_at > self._gap:
             self._measure_gap(now)
         self._beat_at = now
+        if not self._stepped:
+            self._first_step(number, now)
+
+    def _first_step(self, number: int, now: int) -> None:
+        """The agent is told at once: from here on the job trains."""
+        self._stepped = True
+        slot = self.slot
+        slot.words[FIRST_STEP], slot.words[NUMBERED] = number, self._numbered
+        slot.words[FIRST_STEP_AT] = now
+        slot.ring()
 
     def _attach(self) -> Words:
         """Find the board, if this was not done before."""
@@ -311,6 +343,7 @@ class Session:
     def _use(self, slot: BoardSlot, *, attached: bool) -> None:
         self._slot, self._attached = slot, attached
         self._gap = self._beat_at = self._outside = self._closed_at = 0
+        self._stepped = False
         if not self._names:
             self._names = {text: _Name(number, text) for number, text in enumerate(slot.reserved())}
         for name in self._names.values():

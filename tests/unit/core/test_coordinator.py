@@ -64,7 +64,8 @@ def test_workers_behind_a_connection_that_broke_may_live_until_their_lease_has_e
     coordinator: Coordinator[str],
 ) -> None:
     coordinator.received("first", report(2), 2.0)
-    assert lost(coordinator.ended("first", 3.0, broke="reset")) == [Lost("a", "its connection broke (reset)", 6.0)]
+    (found,) = lost(coordinator.ended("first", 3.0, broke="reset"))
+    assert found == Lost("a", "its connection broke (reset)", 6.0, heard=2.0)
 
 
 def test_a_node_that_was_silent_for_too_long_is_lost_and_its_workers_have_ended(coordinator: Coordinator[str]) -> None:
@@ -73,7 +74,7 @@ def test_a_node_that_was_silent_for_too_long_is_lost_and_its_workers_have_ended(
     assert lost(coordinator.tick(4.9)) == []
     commands = coordinator.tick(5.0)
     assert Break("first") in commands
-    assert lost(commands) == [Lost("a", "nothing heard for 4 s")]
+    assert lost(commands) == [Lost("a", "nothing heard for 4 s", heard=1.0)]
     assert coordinator.ended("first", 5.1, broke="aborted") == []
 
 

@@ -35,6 +35,7 @@ ALLOWED = {
     "failover": {"protocol"},
     "rulebook": {"core", "signatures"},
     "journal": {"core", "protocol", "events"},
+    "reports": {"core", "events", "journal", "ledger"},
     "data": {"worker", "core", "protocol"},
     "jobs": {"settings"},
 }

@@ -183,7 +183,10 @@ class Hangs:
             return
         self.ended.add(local_rank)
         failure = self._owner.failure_of_hang(local_rank, self._group.pids[local_rank], -self._ending)
-        failure = self._owner.judged(failure_of(failure, self._late.get(local_rank), named, stack))
+        hang, reading = self._late.get(local_rank), self._watch.reading(local_rank)
+        since = hang.late.since if hang is not None else reading.beat_at
+        idle = reading.read_at - since if since is not None else 0.0
+        failure = self._owner.judged(failure_of(failure, hang, named, stack, idle))
         self._owner.feed(Exited(self._generation, failure, patience(self._ending)))
         self._group.end(local_rank, self._ending)
 
@@ -207,10 +210,13 @@ def tell(hang: Hang, *, generation: int, rank: int, pid: int) -> None:
     )
 
 
-def failure_of(failure: Failure, hang: Hang | None, named: Named | None, stack: Stack | None = None) -> Failure:
+def failure_of(
+    failure: Failure, hang: Hang | None, named: Named | None, stack: Stack | None = None, idle: float = 0.0
+) -> Failure:
     """A worker's failure, as that of one that hung and is ended for it.
 
-    `hang`: which of its clocks ran out; `named`: whom the ranks wait for, which may be this one or another.
+    `hang`: which of its clocks ran out; `named`: whom the ranks wait for, which may be this one or another; `idle`:
+    seconds that it has not moved.
     """
     hung = "; ".join([*([str(hang)] if hang else []), *([named.sentence] if named else [])])
     ended = f"Hung: {hung}; ended with {signal.Signals(-failure.exit_code).name}"
@@ -219,6 +225,7 @@ def failure_of(failure: Failure, hang: Hang | None, named: Named | None, stack: 
         hung=hung[:LONGEST_REASON],
         message="\n  ".join([ended, *_lines(stack)]),
         culprit=named is not None and failure.rank in named.culprits,
+        idle=max(0.0, idle),
     )
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from outlast.agent.driver import NodeDriver
 from outlast.agent.monitoring.hangs import HangOwner, Hangs
 from outlast.agent.monitoring.pace import Pacing
+from outlast.agent.monitoring.training import TrainingLooks
 from outlast.agent.monitoring.watch import Hang, Limits, Watch
 from outlast.agent.processes.workers import WorkerGroup
 from outlast.board import Action, Request
 from outlast.core.node.commands import Agree, ForMonitor, HaltWorkers, Observe, TakeMeasures
-from outlast.core.node.inputs import Halting, Leave, Measured, Paced, Wished
+from outlast.core.node.inputs import Halting, Leave, Measured, Paced, Trained, Wished
+from outlast.core.stragglers.pace import interval
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Leaving, State, Wanted, Wish
 from outlast.settings.settings import Settings
@@ -50,6 +52,7 @@ class Monitor:
         self._watch: Watch | None = None
         self._hangs: Hangs | None = None
         self._pacing: Pacing | None = None
+        self._training: TrainingLooks | None = None
 
     def begin(self, assignment: Assignment) -> Watch:
         self._assignment = assignment
@@ -87,10 +90,20 @@ class Monitor:
                 nodes=assignment.group_world_size,
                 tell=lambda paces: self._driver.feed(Paced(assignment.generation, paces)),
             )
+        self._training = TrainingLooks(
+            watch.totals,
+            generation=assignment.generation,
+            nproc=self._nproc,
+            every=interval(assignment.group_world_size),
+            tell=lambda training: self._driver.feed(Trained(training)),
+        )
         watch.begin()
 
     def end(self) -> None:
         """Look no more: the workers are gone."""
+        if self._training is not None:
+            self._training.close()
+            self._training = None
         if self._pacing is not None:
             self._pacing.close()
             self._pacing = None
@@ -155,6 +168,8 @@ class Monitor:
 
     def _heard(self) -> None:
         self._rung()
+        if self._training is not None:
+            self._training.rung()
         self._halting()
 
     def _halting(self) -> None:

@@ -82,10 +82,11 @@ class Checkpointer:
             self._saver.skip()
             return False
         begun = time.monotonic()
-        self._saver.land()
-        state = _mapping(state() if callable(state) else state)
-        durable = durable or (halt is not None and halt.durable and not self._saver.apart)
-        planned = self._saver.save(step, state, durable=durable, at_once=durable or halt is not None)
+        with session.waiting("save"):
+            self._saver.land()
+            state = _mapping(state() if callable(state) else state)
+            durable = durable or (halt is not None and halt.durable and not self._saver.apart)
+            planned = self._saver.save(step, state, durable=durable, at_once=durable or halt is not None)
         if due and self._interval.timed:  # all ranks come here, also those that do not halt
             lived, failures = self._memory.history()
             measured = self._interval.measure(
@@ -121,8 +122,10 @@ class Checkpointer:
             restored = self._restorer.restore_from(address(source), state, strict=strict)
             self._saver.follow(restored.save)
             return restored.step
-        found = self._restorer.restore(state, step, strict=strict)
+        with session.waiting("restore"):
+            found = self._restorer.restore(state, step, strict=strict)
         if found is None:
+            session.go_on_after(0)
             return 0
         self._saver.follow(found.save, found.mark)
         session.go_on_after(found.step)

@@ -17,8 +17,10 @@ from outlast.core.coordinator.history import History
 from outlast.core.coordinator.observers import Observers
 from outlast.core.job.commands import Command as Decision
 from outlast.core.job.commands import Drop, Publish, Reply, Send
-from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
+from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Progressed, Queried, Reported, Saw, Straggled
 from outlast.core.job.job import Job
+from outlast.core.job.phase import Phase
+from outlast.core.job.progress import JobProgress
 from outlast.core.job.view import JobView
 from outlast.core.membership.liveness import ORPHANS, Liveness
 from outlast.core.stragglers.stragglers import Stragglers
@@ -32,7 +34,7 @@ from outlast.protocol.hangs import Seen
 from outlast.protocol.membership import Join, Over, Refuse, Report
 from outlast.protocol.messages import FromAgent, ToCoordinator
 from outlast.protocol.observers import Detail, EventBatch, FollowEvents, ReadView
-from outlast.protocol.paces import Paces
+from outlast.protocol.paces import Paces, Training
 from outlast.protocol.requests import Answer, Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
@@ -70,6 +72,7 @@ class Coordinator(Generic[Connection]):
         self._timeout = rules.node_timeout
         self._liveness = Liveness(rules.node_timeout)
         self._stragglers = Stragglers(rules.straggler_factor)
+        self._progress = JobProgress()
         self._current: dict[str, Connection] = {}
         self._nodes: dict[Connection, str] = {}  # who joined on it, also on those that no longer count
         self._paces: dict[str, Paces] = {}  # how the ranks of each node got on when they last told
@@ -145,8 +148,8 @@ class Coordinator(Generic[Connection]):
             return self._out
         if broke:
             # Nobody closed it: the agent may live on, and its workers until their lease ends.
-            until = self._liveness.heard_at(node, now) + self._timeout
-            lost = Lost(node, f"its connection broke ({broke})", until)
+            heard = self._liveness.heard_at(node, now)
+            lost = Lost(node, f"its connection broke ({broke})", heard + self._timeout, heard=heard)
         else:
             lost = Lost(node, "its connection closed", now + ORPHANS, ended=True)
         self._forget(node)
@@ -159,7 +162,7 @@ class Coordinator(Generic[Connection]):
         for node in self._liveness.silent(now if heard_until is None else heard_until):
             self._out.append(Break(self._current[node]))
             self._forget(node)
-            self._feed(Lost(node, f"nothing heard for {self._timeout:g} s"), now)
+            self._feed(Lost(node, f"nothing heard for {self._timeout:g} s", heard=now - self._timeout), now)
         due = self.job.deadline()
         if due is not None and due <= now:
             self._feed(Tick(), now)
@@ -194,6 +197,8 @@ class Coordinator(Generic[Connection]):
         if isinstance(message, Report):
             self._liveness.heard(node, now)
             self._feed(Reported(node, message), now)
+            if message.training is not None:
+                self._train(node, message.training, now)
         elif isinstance(message, Seen):
             self._feed(Saw(node, message), now)
         elif isinstance(message, Paces):
@@ -206,6 +211,15 @@ class Coordinator(Generic[Connection]):
         else:
             assert not isinstance(message, Join | Ask)
             self._feed(Queried(node, message), now)
+
+    def _train(self, node: str, training: Training, now: float) -> None:
+        """Beside the job's decisions, too: what all ranks have come to is one event, and not one for each node."""
+        job = self.job
+        if job.phase is Phase.RUNNING and training.generation == job.generation:
+            name, behind = job.about(node)
+            event = self._progress.hear(node, training, name=name, behind=behind, members=job.size, now=now)
+            if event is not None:
+                self._feed(Progressed(event), now)
 
     def _ask(self, connection: Connection | None, ask: Ask, now: float) -> None:
         for decision in self._feed(Asked(ask), now):

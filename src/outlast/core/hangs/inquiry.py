@@ -27,6 +27,7 @@ class InquiryResult(msgspec.Struct, frozen=True):
 
     verdict: HangVerdict
     named: Named | None  # for all members, if ranks are about to be ended for it
+    idle: float = 0.0  # seconds that ranks had not moved; 0: whoever is ended for it says so
 
 
 class Inquiry:
@@ -105,4 +106,5 @@ class Inquiry:
             culprits = verdict.culprits[:MOST_CULPRITS] if verdict.certain else ()
             named = Named(self._generation, self._number, culprits, verdict.sentence[:LONGEST_REASON])
             return InquiryResult(verdict, named)
-        return InquiryResult(verdict, None) if self._said != said else None
+        ages = [each.beat_age for each in self._seen if each.late and each.beat_age is not None]
+        return InquiryResult(verdict, None, min(ages, default=0.0)) if self._said != said else None

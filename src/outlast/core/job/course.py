@@ -11,6 +11,7 @@ from outlast.core.job.commands import Remember
 from outlast.core.job.generation import Generation
 from outlast.core.job.phase import Phase
 from outlast.core.job.planned_change import belongs_on_disk
+from outlast.core.job.progress import workers_gone
 from outlast.core.job.replies import Replies
 from outlast.core.job.state import JobState
 from outlast.core.membership.member import Member, names_of
@@ -175,6 +176,7 @@ class JobCourse:
         self.inquire(now)
         current, door = s.current, s.admissions
         if current.has_finished:
+            self.gone(now)
             self.end(True, Ending.FINISHED, "every worker finished", now)
         elif current.change.planned:
             door.last_call = None  # a check that has just ended set it; nobody is called while a change is planned
@@ -196,6 +198,7 @@ class JobCourse:
         current = s.current
         if s.nodes.waiting:
             return
+        self.gone(now)
         if current.has_finished:
             self.end(True, Ending.FINISHED, "every worker finished", now)
             return
@@ -212,6 +215,15 @@ class JobCourse:
         size = s.admissions.world(len(s.nodes.ready))
         if size and s.authority.settled:
             self.let_in(now, at_once=True)
+
+    def gone(self, now: float) -> None:
+        """No worker is alive: say how far they came, as far as their nodes could tell."""
+        s = self._state
+        if s.current.gone:
+            return
+        s.current.gone = True
+        nodes = [s.nodes[name] for name in s.current.roster if s.nodes[name].report.clear]
+        s.out.publish(workers_gone(s.generation, [(node.report.training, node.clock(0.0)) for node in nodes], now))
 
     def try_again(self, now: float) -> bool:
         """Workers have failed, and nobody else is to blame: do what the root's strategy says, or end the job."""
@@ -318,11 +330,13 @@ class JobCourse:
             )
         )
 
-    def failed(self, failures: tuple[Failure, ...]) -> None:
+    def failed(self, failures: tuple[Failure, ...], now: float) -> None:
         s = self._state
         s.current.fail(failures)
         if s.phase is Phase.RUNNING and failures:
-            self.stop(facts_of(failures[0]))
+            first = failures[0]
+            ago = (max(0.0, now - first.clock) if first.clock else 0.0) + first.idle
+            self.stop(facts_of(first), ago=ago)
 
     def plan(self, why: ChangeReason, now: float) -> None:
         """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
@@ -338,21 +352,21 @@ class JobCourse:
         if halt := current.change.plan(why, current.unfinished, durable=durable, now=now):
             self._replies.tell_all(halt)
 
-    def depart(self, why: EndReason) -> None:
+    def depart(self, why: EndReason, *, ago: float = 0.0) -> None:
         """The generation ends, and not because a worker failed: whatever fails now fails because of that."""
         s = self._state
         if not s.current.depart(why):
             return
         if s.phase is Phase.RUNNING:
-            self.stop(why)
+            self.stop(why, ago=ago)
         elif s.phase is Phase.STOPPING:
             s.out.publish(GenerationEnding(generation=s.generation, reason=why, also=True))
 
-    def stop(self, why: EndReason) -> None:
+    def stop(self, why: EndReason, *, ago: float = 0.0) -> None:
         s = self._state
         s.phase = Phase.STOPPING
         s.admissions.last_call = None
-        s.out.publish(GenerationEnding(generation=s.generation, reason=why))
+        s.out.publish(GenerationEnding(generation=s.generation, reason=why, ago=ago))
         s.out.add(Remember(s.memory()))
         for name, node in s.nodes.here(s.current.roster):
             s.out.send(name, Stop(s.generation, s.term.number, graceful=node.leaving))
@@ -439,6 +453,7 @@ class JobCourse:
                 kind=verdict.kind.value,
                 where=verdict.where,
                 sentence=verdict.sentence,
+                ago=finding.idle,
             )
             s.out.publish(named)
             if finding.named is not None:

@@ -35,6 +35,7 @@ class Generation:
         self.unfinished: set[str] = set()  # members whose workers have not all exited with 0
         self.failures: list[Failure] = []
         self.reasons: list[EndReason] = []  # why it ends, other than by a worker's failure
+        self.gone = False  # it was said that no worker of it is alive
         self.hearsay = False  # nobody here knows why it was stopped, if it was: the nodes do not
         self.closed: int = before.closed if before is not None else 0  # the newest one whose end has been judged
         self.inquiry: Inquiry = before.inquiry.anew(number) if before is not None else Inquiry(number)

@@ -6,6 +6,7 @@ import msgspec
 
 from outlast.core.stragglers.stragglers import Straggler
 from outlast.core.tick import Tick
+from outlast.events.events import TrainingBegan, TrainingProgress
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
 from outlast.protocol.membership import Join, Report
@@ -47,6 +48,12 @@ class Straggled(msgspec.Struct, frozen=True, tag="straggled"):
     straggler: Straggler
 
 
+class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
+    """All ranks train, or have got further."""
+
+    event: TrainingBegan | TrainingProgress
+
+
 class Found(msgspec.Struct, frozen=True, tag="found"):
     """A node has been checked."""
 
@@ -65,6 +72,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     why: str
     until: float | None = None
     ended: bool = False  # its agent is known to be no more
+    heard: float | None = None  # when it was last heard of, if that was before its end was noticed
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
@@ -73,4 +81,4 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
     ask: Ask
 
 
-Event = Joined | Reported | Saw | Queried | Straggled | Found | Lost | Asked | Tick
+Event = Joined | Reported | Saw | Queried | Straggled | Progressed | Found | Lost | Asked | Tick

@@ -24,7 +24,7 @@ from outlast.core.job.asks import Asks
 from outlast.core.job.commands import Command, Reply
 from outlast.core.job.course import JobCourse
 from outlast.core.job.generation import Generation
-from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Queried, Reported, Saw, Straggled
+from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Progressed, Queried, Reported, Saw, Straggled
 from outlast.core.job.phase import Phase
 from outlast.core.job.replies import Replies
 from outlast.core.job.reports import Reports
@@ -36,6 +36,7 @@ from outlast.core.succession.authority import Memory
 from outlast.core.succession.succession import FIRST
 from outlast.core.tick import Tick
 from outlast.events.events import (
+    JobBegan,
     NodeJoined,
     NodeKept,
     NodeLeft,
@@ -144,6 +145,16 @@ class Job:
         return dict(self._state.current.roster)
 
     @property
+    def size(self) -> int:
+        """How many members the newest generation has."""
+        return len(self._state.current.roster)
+
+    def about(self, node: str) -> tuple[str, float]:
+        """A node's name, and the coordinator's clock less its own."""
+        member = self._state.nodes.get(node)
+        return (member.name, member.clock(0.0)) if member is not None else (node, 0.0)
+
+    @property
     def spares(self) -> int:
         """How many nodes are here and ready without a place in the running generation."""
         return len(self._state.nodes.ready)
@@ -206,6 +217,8 @@ class Job:
             s.idle = True
         elif isinstance(event, Straggled):
             self._straggled(event, now)
+        elif isinstance(event, Progressed):
+            s.out.publish(event.event)
         elif isinstance(event, Found):
             s.idle = not s.admissions.gate.take(event.node, event.findings, now)
         elif isinstance(event, Lost):
@@ -244,8 +257,17 @@ class Job:
             self._lost(Lost(join.node, "an old connection of it came late", now + s.rules.node_timeout), now)
             return
         if node is None:
+            if not s.generation and not s.nodes.connected:
+                self._began(join, now)
             s.out.publish(NodeJoined(generation=s.generation, node=join.name, workers=join.nproc))
         self._take_in(join, now)
+
+    def _began(self, join: Join, now: float) -> None:
+        """The first node has come: the job began when that was started."""
+        s = self._state
+        started = now - (join.report.sent - join.since) if join.since and join.report.sent else now
+        ago = max(0.0, now - started, now - s.began)
+        s.out.publish(JobBegan(generation=0, least=s.rules.min_nodes, most=s.rules.max_nodes, ago=ago))
 
     def _take_in(self, join: Join, now: float) -> None:
         s = self._state
@@ -374,7 +396,7 @@ class Job:
         else:
             s.out.publish(NodeLost(generation=s.generation, node=node.name, how=event.why, told=ends))
         if ends:
-            self._course.depart(reason)
+            self._course.depart(reason, ago=now - event.heard if event.heard is not None else 0.0)
         self._course.settle(now)
 
     def _straggled(self, event: Straggled, now: float) -> None:
@@ -395,6 +417,7 @@ class Job:
                     since=found.since,
                     over=found.over,
                     sentence=slower,
+                    excess=found.excess,
                 )
             )
             return

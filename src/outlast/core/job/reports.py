@@ -110,7 +110,7 @@ class Reports:
         if report.state is State.CUT_OFF:
             self._course.depart(FencedNode(node.name))
         elif report.state is State.FAILED:
-            self._course.failed(node.aligned(report.failures))
+            self._course.failed(node.aligned(report.failures), now)
         elif report.state is State.FINISHED:
             current.finish(name)
 

@@ -72,6 +72,10 @@ class Member:
         behind = self.behind or 0.0
         return tuple(replace(failure, clock=max(0.0, failure.clock + behind)) for failure in failures)
 
+    def clock(self, at: float) -> float:
+        """A time of its agent's clock by the coordinator's."""
+        return at + (self.behind or 0.0)
+
     def candidate(self) -> Candidate:
         j = self.join
         port = self.report.store_port
@@ -107,5 +111,5 @@ def is_news(known: Report, report: Report) -> bool:
 
 
 # What changes with every report, and what is heard of in another way: everything else counts.
-_PASSING = {"seq", "sent", "acked", "agreed", "held"}
+_PASSING = {"seq", "sent", "acked", "agreed", "held", "training"}
 _DECISIVE = tuple(field for field in Report.__struct_fields__ if field not in _PASSING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Assignment, Halted
 from outlast.protocol.membership import State
+from outlast.protocol.paces import Training
 
 
 class LocalGeneration:
@@ -25,6 +26,7 @@ class LocalGeneration:
         self.failures: list[Failure] = []
         self.patience = 0.0  # seconds that the workers are given after a failure, if that is more than usual
         self.halted: Halted | None = None
+        self.training: Training | None = None
 
     @property
     def failed(self) -> bool:
@@ -69,6 +71,11 @@ class LocalGeneration:
         self.clear = True
         if self.state is State.RUNNING:
             self.state = State.IDLE if self.stopping else State.FINISHED
+
+    def train(self, training: Training) -> bool:
+        """How far its workers have come. Returns whether that is worth a report of its own: the first step is."""
+        first, self.training = self.training is None, training
+        return first
 
     def halt(self, halted: Halted) -> bool:
         """How far its workers have come, which are to halt. Returns whether that is news."""

@@ -11,7 +11,7 @@ from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Halted
 from outlast.protocol.membership import Leaving, Wish
 from outlast.protocol.messages import FromCoordinator
-from outlast.protocol.paces import Pace
+from outlast.protocol.paces import Pace, Training
 from outlast.protocol.shards import ShardQuestion
 from outlast.protocol.snapshots import Held
 from outlast.protocol.succession import Standing
@@ -104,6 +104,12 @@ class Paced(msgspec.Struct, frozen=True):
     paces: tuple[Pace, ...]
 
 
+class Trained(msgspec.Struct, frozen=True):
+    """How far the workers here have come."""
+
+    training: Training
+
+
 class Halting(msgspec.Struct, frozen=True):
     """How far the workers have come, which are to halt for a planned change."""
 
@@ -133,5 +139,5 @@ class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
 
-Noticed = Decided | Measured | Late | Observed | Paced | Halting | Holds | KeepsUp | Examined
+Noticed = Decided | Measured | Late | Observed | Paced | Trained | Halting | Holds | KeepsUp | Examined
 Event = Noticed | Connected | Disconnected | Received | Exited | Cleared | Leave | Wished | Inquired | NotHosted | Tick

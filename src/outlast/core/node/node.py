@@ -119,6 +119,8 @@ class Node:
                 s.out.append(Show(event.findings))
         elif isinstance(event, inputs.Decided):
             news = event.generation == current.number and current.decide(event.failure)
+        elif isinstance(event, inputs.Trained):  # also by workers that were told to end
+            news = event.training.generation == current.number and current.train(event.training)
         elif not current.runs(event.generation):
             return
         elif isinstance(event, inputs.Late):

@@ -66,5 +66,6 @@ class NodeReports:
             sent=now,
             held=self._held if conversation.acked < self._held_since else None,
             stride=self._stride,
+            training=current.training,
         )
         s.out.append(Tell(report, first))

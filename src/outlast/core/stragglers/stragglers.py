@@ -52,6 +52,7 @@ class Straggler(msgspec.Struct, frozen=True):
     since: int  # the step
     over: int | None = None  # the step from which on it was over; None: it is not
     lasts: bool = False  # it was said before, and goes on: time to do something about it
+    excess: float = 0.0  # seconds that a step takes longer for it
 
     def sentence(self, node: str) -> str:
         """What people are told.
@@ -198,7 +199,9 @@ class Stragglers:
         for (node, section), each in together.items():
             ranks = tuple(rank for rank, _ in each)
             factor, since = _median(why.factor() for _, why in each), min(why.since() for _, why in each)
-            found.append((node, Straggler(self._generation, ranks, section, factor, since)))
+            took = [seconds for rank in ranks if rank in paces and (seconds := _time(paces[rank], section))]
+            excess = max(took, default=0.0) * (1.0 - 1.0 / factor)
+            found.append((node, Straggler(self._generation, ranks, section, factor, since, excess=excess)))
             for rank in ranks:
                 self._named[rank] = _Named(found[-1][1], paces[rank].last if rank in paces else since)
         return found

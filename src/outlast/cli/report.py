@@ -1,0 +1,65 @@
+"""`outlast report`: what a run's time went into, as one HTML file or as text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from outlast.cli.flags import Parser
+from outlast.ledger.summary import ledger, summarize
+from outlast.reports.page import html_report
+from outlast.reports.sources import recorded
+from outlast.reports.text import text_report
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the report; 1 if there is nothing to report on."""
+    args = _arguments(argv)
+    try:
+        recording, notes = recorded([Path(each) for each in args.source], job=args.job)
+        books = ledger(recording.events)
+        told = summarize(books, price=args.price)
+        name = recording.job or "unnamed"
+        if args.text:
+            for note in notes:
+                print(f"outlast report: {note}", file=sys.stderr)
+            print(text_report(told, job=name), end="")
+            return 0
+        target = Path(args.output)
+        target.write_text(html_report(books, told, recording.events, job=name, notes=notes), encoding="utf-8")
+    except OSError as error:
+        print(f"outlast report: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"outlast report: error: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {target}")
+    return 0
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="outlast report",
+        description="Makes one self-contained HTML file of a run: where its time went, what interrupted it, and what "
+        "that cost. Works for a run that failed, was cut short, or still goes on.",
+    )
+    parser.add_argument(
+        "source",
+        nargs="+",
+        help="The job's log directory, its events file (--ft-events) or its journal (--ft-journal); several, if the "
+        "coordinator moved between hosts.",
+    )
+    parser.add_argument("--job", default="", help="Which job, if the files tell of several; default: the newest run.")
+    parser.add_argument("-o", "--output", default="report.html", help="The file to write (report.html).")
+    parser.add_argument("--text", action="store_true", help="Print plain text instead.")
+    parser.add_argument("--price", type=_price, default=None, help="The price of a node-hour, to show costs in money.")
+    return parser.parse(argv)
+
+
+def _price(text: str) -> float:
+    price = float(text)
+    if not 0 <= price < float("inf"):
+        raise ValueError(text)
+    return price
