@@ -23,6 +23,7 @@ COMMANDS = {
     "check": "check this node, or several together, and run nothing on them",
     "diagnose": "say what failed first in a job, and why, from its log directory",
     "report": "say what a run's time went into, as one HTML file or as text",
+    "metrics": "serve a job's metrics to Prometheus, or write them to a file",
     "replay": "run a journal of a coordinator through its decisions once more",
     "checkpoints": "list, verify, show and prune the checkpoints of a directory",
     "config": "print the effective settings and where each comes from",

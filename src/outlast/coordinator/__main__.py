@@ -15,6 +15,7 @@ from outlast import log
 from outlast.coordinator.event_stream import EventStream
 from outlast.coordinator.server import Server
 from outlast.journal import Journal, recall
+from outlast.notices.webhook import WebhookProcess
 from outlast.protocol.membership import Over
 from outlast.transport import certificate
 from outlast.transport.commission import Commission
@@ -50,6 +51,7 @@ def main() -> int:
             history=(*history, *commission.history),
             journal=journal,
             events=events,
+            notices=WebhookProcess(commission.webhook, job=commission.rules.job) if commission.webhook else None,
         )
         return await server.serve(listener, tls=context, linger=commission.shutdown_timeout + LAST_WORDS)
 

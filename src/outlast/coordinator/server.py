@@ -28,6 +28,7 @@ from outlast.events.numbered import NumberedEvent
 from outlast.events.sentences import sentence
 from outlast.journal import Began, Journal
 from outlast.log import Sparing
+from outlast.notices.webhook import WebhookProcess
 from outlast.platforms.plugins import Plugins, alarm_of
 from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.membership import Join, Over
@@ -166,6 +167,7 @@ class Server:
         history: Iterable[NumberedEvent] = (),
         journal: Journal | None = None,
         events: EventStream | None = None,
+        notices: WebhookProcess | None = None,
     ) -> None:
         self.token = token
         self.binding = binding
@@ -176,6 +178,7 @@ class Server:
         self._rules = rules
         self._journal = journal
         self._events = events
+        self._notices = notices
         self._loop = asyncio.get_running_loop()
         now = clock.now()
         self.core: Coordinator[Peer] = Coordinator(
@@ -212,6 +215,8 @@ class Server:
         if self._timer is not None:
             self._timer.cancel()
         self._plugins.close()
+        if self._notices is not None:
+            self._notices.close()
         return over
 
     def proved(self, peer: Peer) -> None:
@@ -333,6 +338,8 @@ class Server:
         if self._journal is not None:
             self._flush_soon(self._journal)
             self._journal.published(numbered)
+        if self._notices is not None:
+            self._notices.tell(event, run=self.core.job.run)
         alarm = alarm_of(event, self._rules.job)
         if alarm is not None:
             self._plugins.tell(alarm)

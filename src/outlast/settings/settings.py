@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from outlast.settings.values import ENV_PREFIX, MOST_SECONDS, ports, section_timeouts, spelled, termination_signal
+from outlast.settings.values import (
+    ENV_PREFIX,
+    MOST_SECONDS,
+    ports,
+    section_timeouts,
+    spelled,
+    termination_signal,
+    web_address,
+)
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 
@@ -24,9 +32,14 @@ def _about(
     switch: tuple[str, str] | None = None,
     off: object = None,
     secret: bool = False,
+    masked: bool = False,
 ) -> msgspec.Meta:
-    """Help; plain flags beside `--ft-…`; a flag and the value it stands for; what null means in YAML; never shown."""
-    return msgspec.Meta(description=description, extra={"flags": flags, "switch": switch, "off": off, "secret": secret})
+    """Help; plain flags beside `--ft-…`; a flag and the value it stands for; what null means in YAML; never shown.
+
+    A secret has no flag either; what is `masked` has one: there may be a secret in it.
+    """
+    extra = {"flags": flags, "switch": switch, "off": off, "secret": secret, "masked": masked}
+    return msgspec.Meta(description=description, extra=extra)
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +179,14 @@ class Settings(JobSettings, frozen=True, kw_only=True):
         _about(
             "File to which the coordinator appends one JSON line for each of its decisions, on its own host; "
             "empty: none."
+        ),
+    ] = ""
+    webhook: Annotated[
+        str,
+        _about(
+            "URL that is sent a notice when the job ends, fails or hangs, a node is excluded or a rank is slow: "
+            "JSON, or Slack's format for hooks.slack.com; empty: none.",
+            masked=True,
         ),
     ] = ""
     snapshot_linger: Annotated[
@@ -329,6 +350,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     switch: tuple[str, str] | None = None
     off: Any = None  # the value that YAML's null stands for; None: it stands for none
     secret: bool = False
+    masked: bool = False  # its value is not shown
 
     @property
     def env(self) -> str:
@@ -371,7 +393,7 @@ def reference() -> Iterator[Reference]:
 def _public(setting: Setting, value: object) -> object:
     if setting.secret:
         return "set" if value else "not set"
-    return value
+    return "set" if setting.masked and value else value
 
 
 def _expects(kind: Any, metas: list[msgspec.Meta]) -> str:
@@ -413,12 +435,14 @@ def _settings() -> Iterator[Setting]:
             switch=about.extra["switch"],
             off=_off(kind, about.extra["off"]),
             secret=about.extra["secret"],
+            masked=about.extra["masked"],
         )
 
 
 # What a text has to be beyond a text; each raises ValueError with the rest of the line.
 CHECKS: dict[str, Callable[[str], object]] = {
     "store_ports": ports,
+    "webhook": web_address,
     "rank_section_timeouts": section_timeouts,
     "rank_termination_signal": termination_signal,
 }

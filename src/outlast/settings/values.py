@@ -95,3 +95,15 @@ def nearest(name: str, valid: Iterable[str], *, otherwise: str = "") -> str:
     by_rest = {each[len(prefix) :].lower(): each for each in valid if each.startswith(prefix)}
     found = difflib.get_close_matches(name[len(prefix) :].lower(), by_rest, n=1)
     return f"; did you mean {by_rest[found[0]]}?" if found else otherwise
+
+
+def web_address(text: str) -> str:
+    """Raises ValueError with the rest of a line that names the setting: nothing of the URL, which may hold a secret.
+
+    >>> web_address("https://hooks.slack.com/services/T/B/x")[:8]
+    'https://'
+    """
+    scheme, separator, rest = text.partition("://")
+    if text and not (separator and scheme in ("http", "https") and rest.strip("/") and not set(text) & set(" \t\r\n")):
+        raise ValueError("must be a URL, as https://hooks.slack.com/services/…")
+    return text

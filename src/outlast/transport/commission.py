@@ -35,3 +35,4 @@ class Commission(msgspec.Struct, frozen=True):
     keep: bool = False  # the journal, when the job has ended
     events: str = ""  # the file for its decisions
     history: tuple[NumberedEvent, ...] = ()  # the events of coordinators before it, as far as its agent knows them
+    webhook: str = ""  # where notices to people go

@@ -35,6 +35,8 @@ ALLOWED = {
     "failover": {"protocol"},
     "rulebook": {"core", "signatures"},
     "journal": {"core", "protocol", "events"},
+    "notices": {"events", "system"},
+    "metrics": {"events", "ledger"},
     "reports": {"core", "events", "journal", "ledger"},
     "data": {"worker", "core", "protocol"},
     "jobs": {"settings"},

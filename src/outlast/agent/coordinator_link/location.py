@@ -174,6 +174,7 @@ class CoordinatorLocation:
             keep=bool(settings.journal),
             events=settings.events,
             history=self._events.all(),
+            webhook=settings.webhook,
         )
         self.hosting.begin(commission, listener)
 
