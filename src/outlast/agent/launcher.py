@@ -25,7 +25,7 @@ from outlast.verdict import verdict_of
 log = logging.getLogger("agent")
 
 SOON = 1.0  # seconds in which a coordinator ends when nobody but us was there
-VERDICT = "verdict.json"
+VERDICT, EVENTS = "verdict.json", "events.jsonl"  # beside the logs, where those are kept
 LAST_WORDS = 5.0  # seconds for a coordinator of ours to see everybody off
 
 
@@ -69,6 +69,8 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         logs = JobLogs(launch)
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
+        if logs.asked_for and not settings.events:
+            settings = msgspec.structs.replace(settings, events=str(Path(logs.directory, EVENTS)))
         agent = Agent(launch, settings, place=place, logs=logs, extension=extension)
         cleanup.callback(agent.client.seat.hosting.kill)
         await agent.client.seat.open()

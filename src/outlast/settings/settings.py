@@ -178,7 +178,7 @@ class Settings(JobSettings, frozen=True, kw_only=True):
         str,
         _about(
             "File to which the coordinator appends one JSON line for each of its decisions, on its own host; "
-            "empty: none."
+            "empty: events.jsonl beside the job's logs, if any."
         ),
     ] = ""
     webhook: Annotated[
