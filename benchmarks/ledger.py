@@ -114,7 +114,7 @@ class Nodes:
             f"--rdzv-endpoint=127.0.0.1:{port}",
             "--ft-use-infra-group-rank=false",
             "--ft-last-call=2",
-            "--ft-rank-heartbeat-timeout=4",
+            "--ft-rank-heartbeat-timeout=8",
             f"--ft-events={folder}/events.jsonl",
             f"--ft-journal={folder}/journal",
             str(script),
