@@ -180,12 +180,12 @@ class Server:
         self._events = events
         self._notices = notices
         self._loop = asyncio.get_running_loop()
-        now = clock.now()
+        now, wall = clock.now(), time.time()  # once: events are as far apart as they were, whoever sets the clock
         self.core: Coordinator[Peer] = Coordinator(
-            rules, now, term=term, run=run, memory=memory, charter=charter, history=history, wall=time.time() - now
+            rules, now, term=term, run=run, memory=memory, charter=charter, history=history, wall=wall - now
         )
         if journal is not None:
-            journal.began(Began(now, rules, self.core.term, run, memory, charter=charter, wall=time.time()))
+            journal.began(Began(now, rules, self.core.term, run, memory, charter=charter, wall=wall))
         self._timer: asyncio.TimerHandle | None = None
         self._due = float("-inf")  # when it wakes
         self._over: asyncio.Future[Over] = self._loop.create_future()
