@@ -16,7 +16,7 @@ class JobProgress:
     >>> progress = JobProgress()
     >>> first = Training(1, first=5, first_at=7.0, last=5, last_at=7.0)
     >>> progress.hear("a-1", first, name="a", behind=2.0, members=1, now=9.5)
-    TrainingBegan(generation=1, step=None, ago=0.5, restore=0.0, slowest='a')
+    TrainingBegan(step=None, ago=0.5, restore=0.0, slowest='a', generation=1)
     """
 
     def __init__(self) -> None:

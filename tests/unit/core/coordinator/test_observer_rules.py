@@ -20,6 +20,8 @@ from outlast.protocol.succession import Term
 
 RULES = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=8, node_timeout=60.0, last_call=0.0)
 
+LAST = 3  # the number of the last event of the fixture: the job began, a node joined, a generation was formed
+
 
 def join(node: str, **changes: object) -> Join:
     report = Report(seq=1, floor=0, generation=0, state=State.IDLE, clear=True, store_port=1)
@@ -58,25 +60,25 @@ def test_who_asks_gets_what_came_after_a_number_with_times_of_day_and_terms(coor
     (batch,) = answers(coordinator.received("o", FollowEvents(), 2.0), "o")
     assert isinstance(batch, EventBatch)
     assert (batch.job, batch.run, batch.gap, batch.acting) == ("j", "r", False, True)
-    first = batch.events[0]
-    assert (first.number, first.time, first.term) == (1, 1001.0, 1)
-    assert isinstance(first.event, NodeJoined)
-    assert numbers(coordinator.received("o", FollowEvents(after=1, wait=False), 2.0), "o") == [2]
+    began, joined, _ = batch.events
+    assert (began.number, began.time, began.term) == (1, 1001.0, 1)
+    assert isinstance(joined.event, NodeJoined)
+    assert numbers(coordinator.received("o", FollowEvents(after=1, wait=False), 2.0), "o") == [2, LAST]
 
 
 def test_who_is_up_to_date_waits_for_news_which_are_gathered_and_hears_now_and_then(
     coordinator: Coordinator[str],
 ) -> None:
-    assert coordinator.received("o", FollowEvents(after=2), 2.0) == []
+    assert coordinator.received("o", FollowEvents(after=LAST), 2.0) == []
     assert numbers(coordinator.tick(2.0 + BEAT), "o") == []
-    coordinator.received("o", FollowEvents(after=2), 13.0)
+    coordinator.received("o", FollowEvents(after=LAST), 13.0)
     for node in "bc":
         commands = coordinator.received(f"second {node}", join(node), 14.0)
         assert not answers(commands, "o")
     due = coordinator.deadline()
     assert due is not None
     assert due <= 14.0 + GATHERED
-    assert numbers(coordinator.tick(14.0 + GATHERED), "o")[:2] == [3, 4]
+    assert numbers(coordinator.tick(14.0 + GATHERED), "o")[:2] == [LAST + 1, LAST + 2]
 
 
 def test_one_that_asks_nothing_is_dropped_and_another_may_come(coordinator: Coordinator[str]) -> None:
@@ -123,7 +125,7 @@ def test_a_view_has_as_much_as_was_asked_for(coordinator: Coordinator[str]) -> N
     (nodes,) = answers(coordinator.received("o", ReadView(Detail.NODES), 2.0), "o")
     assert isinstance(brief, JobView)
     assert isinstance(nodes, JobView)
-    assert (brief.nodes, brief.members, brief.ranks, brief.event) == ((), 1, 1, 2)
+    assert (brief.nodes, brief.members, brief.ranks, brief.event) == ((), 1, 1, LAST)
     assert [node.name for node in nodes.nodes] == ["a"]
 
 
@@ -141,7 +143,7 @@ def test_who_has_only_an_observers_token_reads_and_neither_acts_nor_joins(coordi
 
 
 def test_the_last_event_is_told_at_once(coordinator: Coordinator[str]) -> None:
-    coordinator.received("o", FollowEvents(after=2), 2.0)
+    coordinator.received("o", FollowEvents(after=LAST), 2.0)
     (batch,) = answers(coordinator.received("p", Ask("stop", "me"), 3.0), "o")
     assert isinstance(batch, EventBatch)
     assert isinstance(batch.events[-1].event, JobOver)
@@ -156,7 +158,7 @@ def test_a_successor_never_reuses_a_number_and_tells_what_it_knows_or_that_some_
     commands = knowing.received("first", join("b"), 1.0)
     (number, *_) = [c.numbered.number for c in commands if isinstance(c, PublishEvent)]
     assert number == 1_000_001
-    assert numbers(knowing.received("o", FollowEvents(after=1), 2.0), "o")[:2] == [2, 1_000_001]
+    assert numbers(knowing.received("o", FollowEvents(after=1), 2.0), "o")[:3] == [2, LAST, 1_000_001]
     blank: Coordinator[str] = Coordinator(RULES, 0.0, term=Term(2, "b"), run="r")
     blank.received("first", join("b"), 1.0)
     (told,) = answers(blank.received("o", FollowEvents(after=1), 2.0), "o")
@@ -168,7 +170,7 @@ def test_a_number_of_another_run_is_said_to_be_one(coordinator: Coordinator[str]
     (batch,) = answers(coordinator.received("o", FollowEvents(after=500, run="older"), 2.0), "o")
     assert isinstance(batch, EventBatch)
     assert batch.gap
-    assert [each.number for each in batch.events] == [1, 2]
+    assert [each.number for each in batch.events] == [1, 2, LAST]
 
 
 def test_a_few_nodes_that_may_host_the_next_coordinator_have_copies_of_the_newest_events() -> None:
