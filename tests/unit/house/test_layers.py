@@ -40,6 +40,7 @@ ALLOWED = {
     "reports": {"core", "events", "journal", "ledger"},
     "data": {"worker", "core", "protocol"},
     "jobs": {"settings"},
+    "k8s": {"settings", "launch", "observe", "log", "console"},
 }
 FORBIDDEN = {
     "observe": {"coordinator", "worker", "data", "cli"},
@@ -165,6 +166,7 @@ def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
             "outlast.core.node.node",
             ["torch", "asyncio", "socket", "threading", "subprocess", "random", "outlast.agent"],
         ),
+        ("outlast.k8s.reconcile", ["torch", "asyncio", "socket", "threading", "subprocess", "random", "lightkube"]),
         ("outlast", ["torch", "asyncio", "outlast.agent", "outlast.coordinator"]),
         ("outlast.checkpoint.trainer.background", ["torch", "numpy", "outlast.agent", "outlast.worker"]),
     ],
