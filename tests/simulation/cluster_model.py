@@ -152,10 +152,10 @@ class Cluster:
         if before.get("phase") in ("Succeeded", "Failed") and after.get("phase") != before["phase"]:
             self.violations.append(f"{before['phase']} became {after.get('phase')}")
         for number, slot in before.get("slots", {}).items():
-            later = after["slots"].get(number, {"life": 0, "failures": 0})
-            if later["life"] < slot["life"] or later["failures"] < slot["failures"]:
+            later = after.get("slots", {}).get(number, {})
+            if any(later.get(key, 0) < slot.get(key, 0) for key in ("life", "failures")):
                 self.violations.append(f"slot {number} forgot: {slot} became {later}")
-            if later["failures"] > self.crashes.get(int(number), 0):
+            if later.get("failures", 0) > self.crashes.get(int(number), 0):
                 self.violations.append(f"slot {number} has failed {self.crashes.get(int(number), 0)} times: {later}")
 
     def _pod_call(self, request: ApiRequest, name: str) -> ApiReply:
@@ -196,13 +196,13 @@ class Cluster:
         if self.job is None or "deletionTimestamp" in pod["metadata"]:
             return
         labels, status, spec = pod["metadata"]["labels"], self.job["status"], self.job["spec"]
-        slot = status.get("slots", {}).get(labels[SLOT_LABEL], {"life": 0})
+        slot = status.get("slots", {}).get(labels[SLOT_LABEL], {})
         well = container is not None and container.trains and container.node not in self.cut
         well = well and container is not None and self.now - container.back_at > BACK
         wanted = int(labels[SLOT_LABEL]) < spec["replicaSpecs"]["worker"]["replicas"] and not spec.get("suspend")
         name = pod["metadata"]["name"]
         asked = self.asked and name not in self.excluded and status.get("phase") not in ("Succeeded", "Failed")
-        if well and wanted and asked and int(labels[LIFE_LABEL]) == slot["life"]:
+        if well and wanted and asked and int(labels[LIFE_LABEL]) == slot.get("life", 0):
             self.violations.append(f"{name} was well, and was deleted")
 
     # --- nodes, kubelets, users

@@ -81,7 +81,9 @@ def carry_out(plan: Plan, job: Raw, seen: JobObservation, *, token: str, now: fl
     if plan.status != seen.status:
         reply = yield _status_request(plan, job)
         if not reply.ok:
-            return ExecutionResult(again=reply.status != NOT_FOUND)
+            expected = reply.status in (CONFLICT, NOT_FOUND)
+            problems = () if expected else (f"the status cannot be written: {reply.message}",)
+            return ExecutionResult(again=reply.status != NOT_FOUND, problems=problems)
         written = reply.body
     return (yield from _act(plan, written, seen, token, now))
 

@@ -123,7 +123,9 @@ def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str
     if order.memory:
         _set_memory(main, order.memory)
     if spec.drain.pre_stop:
-        main.setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": ["outlast", "drain"]}})
+        main.setdefault("lifecycle", {}).setdefault(
+            "preStop", {"exec": {"command": ["outlast", "drain", meta["name"]]}}
+        )
     if spec.shared_memory is not UNSET:
         _mount_shared_memory(pod_spec, main, spec.shared_memory)
     pod_spec["restartPolicy"] = "Never"  # the kubelet's back-off of up to five minutes is nothing we could change

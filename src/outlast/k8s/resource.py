@@ -27,7 +27,7 @@ NPROC = r"^([1-9][0-9]*|auto|cpu|gpu|xpu)$"
 FAULTY_EXIT_CODES = (14, 128, 201, 202)
 
 
-class ResourceSection(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=False):
+class ResourceSection(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A part of the resource: names are camelCase in YAML."""
 
 
@@ -186,17 +186,21 @@ class ElasticJobSpec(ResourceSection, frozen=True):
         return replicas + (self.spares if replicas == self.most else 0)
 
 
-class Condition(ResourceSection, frozen=True):
+class StatusSection(ResourceSection, frozen=True, omit_defaults=True):
+    """A part of the status. What is empty is left out: API server 1.20 takes an empty string for null."""
+
+
+class Condition(StatusSection, frozen=True):
     """One thing that is or is not so, with the reason for programs and the sentence for people."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
     reason: str
-    message: str
     last_transition_time: str
+    message: str = ""
 
 
-class WorkerSlot(ResourceSection, frozen=True):
+class WorkerSlot(StatusSection, frozen=True):
     """What must not be forgotten about one slot. No deletion of pods resets it."""
 
     life: Annotated[Amount, Meta(description="Number of the pod that the slot has or gets.")] = 0
@@ -206,7 +210,7 @@ class WorkerSlot(ResourceSection, frozen=True):
     not_before: Annotated[str, Meta(description="No pod is created before this time; empty: at once.")] = ""
 
 
-class ExcludedNode(ResourceSection, frozen=True):
+class ExcludedNode(StatusSection, frozen=True):
     """A node of the cluster that pods of this job avoid."""
 
     name: str
@@ -216,7 +220,7 @@ class ExcludedNode(ResourceSection, frozen=True):
     since: str = ""
 
 
-class LastFault(ResourceSection, frozen=True):
+class LastFault(StatusSection, frozen=True):
     """The newest fault, and what was done about it."""
 
     time: str
@@ -226,7 +230,7 @@ class LastFault(ResourceSection, frozen=True):
     node: str = ""
 
 
-class ReplicaStatus(ResourceSection, frozen=True):
+class ReplicaStatus(StatusSection, frozen=True):
     """Pods by what they do."""
 
     active: int = 0
@@ -235,7 +239,7 @@ class ReplicaStatus(ResourceSection, frozen=True):
     failed: int = 0
 
 
-class ElasticJobStatus(ResourceSection, frozen=True):
+class ElasticJobStatus(StatusSection, frozen=True):
     """What the operator has seen and decided."""
 
     observed_generation: int = 0

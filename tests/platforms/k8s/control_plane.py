@@ -81,6 +81,8 @@ class ControlPlane:
         conditions = [{"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": moment}]
         status = {"capacity": room, "allocatable": room, "conditions": conditions}
         self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
+        # A new node is tainted as not ready, until the controller that is switched off here sees that it is.
+        self.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
