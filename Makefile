@@ -8,7 +8,7 @@ FRAMEWORKS := $(VENV)/frameworks
 # Pinned for development: the newest torch pulls gigabytes of CUDA. The package itself takes torch >= 2.6.
 TORCH := torch==2.13.0
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-platforms lint bench clean
 
 setup: $(STAMP)
 
@@ -29,7 +29,17 @@ demo: setup
 
 test: setup
 	./scripts/install-system-packages
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/platforms $(ARGS)
+
+# Real platforms. Each has scripts/install-NAME, which installs what is missing, and tests/platforms/test_NAME_*.py or tests/platforms/NAME/.
+PLATFORMS ?= slurm
+
+test-platforms: setup $(addprefix test-platform-,$(PLATFORMS))
+
+test-platform-%: setup
+	./scripts/install-system-packages
+	./scripts/install-$*
+	$(BIN)/python -m pytest $(wildcard tests/platforms/test_$*_*.py tests/platforms/$*) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

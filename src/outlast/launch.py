@@ -75,4 +75,5 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     event_log_handler: str = "null"
     omp_default: bool = False  # OMP_NUM_THREADS=1 was chosen for the user, who had not set it
     logs: Logs = Logs()
+    own_token: str = ""  # file of a token that was made for this job alone, for this node to remove at its end
     check_only: bool = False  # nothing is run: nodes are checked, and that is all

@@ -74,13 +74,21 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         agent = Agent(launch, settings, place=place, logs=logs, extension=extension)
         cleanup.callback(agent.client.seat.hosting.kill)
         await agent.client.seat.open()
-        over = await agent.run()
+        try:
+            over = await agent.run()
+        finally:
+            _discard_token(launch)  # now, not last of all: whoever hosts the coordinator may be killed while it waits
         await _see_off(agent.client.seat.hosting, over)
         if not agent.hurried:
             await _show_all(logs)
         outcome.append(over)
         _write_verdict(over, settings.verdict or (str(Path(logs.directory, VERDICT)) if logs.asked_for else ""))
         return over
+
+
+def _discard_token(launch: Launch) -> None:
+    if launch.own_token:
+        Path(launch.own_token).unlink(missing_ok=True)
 
 
 def _extension(launch: Launch, settings: Settings) -> Extension | None:

@@ -14,6 +14,7 @@ from outlast import log
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.agent.launcher import launch_node
 from outlast.cli.flags import Parser, add_settings, given_settings
+from outlast.cli.meeting import with_token
 from outlast.cli.request import check_checks, endpoint_of, nnodes_of, nproc_of
 from outlast.launch import Endpoint, Launch
 from outlast.settings.loading import load
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     add_settings(parser)
     args = parser.parse(argv)
     try:
-        loaded = load(given_settings(args), os.environ, args.ft_cfg_path)
+        loaded = with_token(load(given_settings(args), os.environ, args.ft_cfg_path))
         check_checks(loaded)
         return _check(_launch(args), loaded.settings)
     except (ValueError, OSError, CoordinatorUnreachable) as error:

@@ -22,6 +22,7 @@ from outlast import rulebook
 from outlast.agent.postmortem.extension import check_reference
 from outlast.checks.accelerator import reference_of
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
+from outlast.cli.meeting import meet_in_step, own_token, with_token
 from outlast.launch import Endpoint, Launch, Logs, Std
 from outlast.settings.loading import Loaded, load
 from outlast.settings.values import nearest, truth
@@ -58,8 +59,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     argparse parser it ends the process with code 2 for flags that do not exist.
     """
     # argparse keeps what the namespace has: so None is left only where nobody has given a rank.
-    not_given = {} if "PET_NODE_RANK" in environ else {"node_rank": None}
+    given = {"PET_NODE_RANK": "node_rank", "PET_NNODES": "nnodes"}
+    not_given = {name: None for variable, name in given.items() if variable not in environ}
     args = parser(environ).read(argv, argparse.Namespace(**not_given))
+    least = nnodes_of(args.nnodes)[0] if args.nnodes is not None else 1
+    step = meet_in_step(args, least, environ)
     conf = _conf(args.rdzv_conf)
     is_host = _is_host(conf.pop("is_host", None))
     loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
@@ -73,6 +77,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
             raise ValueError(f"{loaded.origins['dynamic_failover_extension']} {error}") from None
     _check_verdict(loaded)
     check_checks(loaded)
+    loaded = with_token(loaded, create=True, step=step)
     low, high = nnodes_of(args.nnodes)
     _check_unit(low, high, loaded)
     for flag, number in (("--max-restarts", args.max_restarts), ("--node-rank", args.node_rank or 0)):
@@ -86,6 +91,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     command = _command(args, environ)
     others = _others(args)
     job, endpoint, host, node_rank = _meeting(args, low, high)
+    host = host if step is None else step.rank == 0
     store_port = _store_port(args, high)
     if store_port:
         endpoint, host = Endpoint("127.0.0.1", 0), True
@@ -114,6 +120,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         event_log_handler=_event_log_handler(args.event_log_handler),
         omp_default=nproc > 1 and "OMP_NUM_THREADS" not in environ,
         logs=_logs(args, environ),
+        own_token=own_token(loaded, step),
     )
     return launch, loaded
 

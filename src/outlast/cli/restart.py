@@ -13,6 +13,7 @@ from outlast.agent.coordinator_link.ask import ask
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.agent.coordinator_link.location import client_tls
 from outlast.cli.flags import Parser, add_settings, given_settings
+from outlast.cli.meeting import with_token
 from outlast.cli.request import endpoint_of
 from outlast.launch import Endpoint
 from outlast.protocol.requests import Ask
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     add_settings(parser)
     args = parser.parse(argv)
     try:
-        settings = load(given_settings(args), os.environ, args.ft_cfg_path).settings
+        settings = with_token(load(given_settings(args), os.environ, args.ft_cfg_path)).settings
         endpoint, token = _find(args.job, args.rdzv_endpoint, settings)
         question = Ask("restart", f"{_user()} on {socket.gethostname()}", args.job)
         answer = asyncio.run(ask(endpoint, token, client_tls(settings), question))

@@ -316,6 +316,13 @@ class Settings(JobSettings, frozen=True, kw_only=True):
         str,
         _about("The job's secret, of 16 characters or more; from YAML or OUTLAST_TOKEN alone.", secret=True),
     ] = ""
+    token_file: Annotated[
+        str,
+        _about(
+            "File with the job's secret, which this user alone may read and all nodes see; the first node that finds "
+            "none makes it."
+        ),
+    ] = ""
     tls: Annotated[bool, _about("Encrypt what agents and coordinator say to each other.", switch=("--tls", "true"))] = (
         False
     )

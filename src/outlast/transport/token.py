@@ -36,6 +36,26 @@ def required(endpoint: Endpoint) -> ValueError:
     )
 
 
+def from_file(path: Path, *, create: bool) -> str:
+    """The token in a file; without one, where `create`, the first process that comes writes it.
+
+    Raises ValueError, with one line that says what to do.
+    """
+    try:
+        if create and not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private.write(path, make().encode(), replace=False)
+        token = private.read(path).decode().strip()
+    except FileNotFoundError:
+        raise ValueError(f"there is no token in {path}; correct token_file, or set OUTLAST_TOKEN") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        raise ValueError(f"the token in {path} cannot be used ({why}): keep it in a directory of mode 0700") from error
+    if len(token) < 16:
+        raise ValueError(f"the token in {path} has {len(token)} characters; give it 16 or more")
+    return token
+
+
 class Record(msgspec.Struct, frozen=True):
     """A job whose coordinator this machine hosts. Its token is "" where the user has given one."""
 

@@ -1,0 +1,23 @@
+"""Clusters that the tests of platforms share: each is made when the first test asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_cluster import SlurmCluster, slurm
+
+
+@pytest.fixture(scope="session")
+def slurm_of_four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm of four nodes that all tests share."""
+    with slurm(tmp_path_factory.mktemp("slurm"), 4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(slurm_of_four: SlurmCluster) -> Iterator[SlurmCluster]:
+    """The shared Slurm, with nothing in its queue; put in order again afterwards."""
+    yield slurm_of_four
+    slurm_of_four.clean()
