@@ -13,6 +13,7 @@ from outlast.agent import supervisor
 from outlast.agent.driver import NodeDriver
 from outlast.core.node.inputs import Leave
 from outlast.protocol.membership import Leaving, Over
+from outlast.settings.values import NOT_ENDING
 from outlast.system.clock import now
 
 log = logging.getLogger("agent")
@@ -33,8 +34,8 @@ class AgentSignals:
 
     @property
     def for_workers(self) -> signal.Signals:
-        """What workers get when they are asked to end."""
-        return self._got or signal.SIGTERM
+        """What workers get when they are asked to end. A signal that ends nobody by itself is for the agent alone."""
+        return signal.SIGTERM if self._got is None or self._got in NOT_ENDING else self._got
 
     def listen(self, names: Iterable[str]) -> None:
         for name in names:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from outlast.cli.flags import Parser
@@ -11,6 +15,7 @@ from outlast.jobs.loading import BadJobFile, read
 from outlast.jobs.spec import PLATFORMS
 from outlast.providers.local import LocalProvider, free_port
 from outlast.providers.provider import JobProvider
+from outlast.providers.slurm import SlurmProvider
 from outlast.settings.values import nearest
 
 
@@ -22,13 +27,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--dry-run", "--dry_run", action="store_true", help="Print what would be submitted, and submit nothing."
     )
+    parser.add_argument("--join", default="", metavar="JOB", help="Slurm: add nodes to this running job.")
+    parser.add_argument("--nodes", type=int, default=None, help="With --join: how many nodes; 1.")
     args = parser.parse(argv)
     try:
         if args.on is not None and args.on not in PLATFORMS:
             hint = nearest(args.on, PLATFORMS, otherwise=f"; there are: {', '.join(PLATFORMS)}")
             raise ValueError(f"--on={args.on}: no such platform{hint}")
         spec = read(args.file)
-        provider = _provider(args.on or spec.on)
+        provider = _provider(args.on or spec.on, *_joining(args, args.on or spec.on))
         request = provider.plan(spec)
         if args.dry_run:
             print(request.text())
@@ -38,12 +45,33 @@ def main(argv: Sequence[str]) -> int:
         for mistake in bad.mistakes:
             print(f"outlast submit: error: {mistake}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         print(f"outlast submit: error: {error}", file=sys.stderr)
         return 1
 
 
-def _provider(platform: str) -> JobProvider[Any]:
+def _joining(args: argparse.Namespace, platform: str) -> tuple[str, int]:
+    """Which running job the nodes join, and how many they are."""
+    if args.join and platform != "slurm":
+        raise ValueError(f"--join is for Slurm jobs, not for {platform}")
+    if args.join and not re.fullmatch(r"[0-9]+(_[0-9]+)?", args.join):
+        raise ValueError(f"--join={args.join}: give the id of a Slurm job, as 123 or 123_4")
+    if args.nodes is not None and (not args.join or args.nodes < 1):
+        raise ValueError("--nodes is how many nodes --join adds, 1 or more; else the job file says it")
+    return args.join, args.nodes or 1
+
+
+def _program() -> str:
+    """The `outlast` of this environment, by its path: nodes of a cluster see the same files."""
+    beside = Path(sys.executable).with_name("outlast")
+    return shlex.quote(str(beside)) if beside.exists() else "outlast"
+
+
+def _provider(platform: str, join: str, more: int) -> JobProvider[Any]:
     if platform == "local":
         return LocalProvider(free_port())
-    raise ValueError(f"--on={platform} is not in this version yet; there is: local")
+    if platform == "slurm":
+        return SlurmProvider(_program(), join=join, more=more)
+    raise ValueError(f"--on={platform} is not in this version yet; there are: local, slurm")

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import yaml
 
-from outlast.jobs.spec import JobSpec, Resources, expects, variable_name
+from outlast.jobs.spec import JobSpec, Resources, SlurmOptions, expects, variable_name
 from outlast.settings.loading import checked, loader
 from outlast.settings.settings import SETTINGS
 from outlast.settings.values import nearest, spelled
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {"resources": Resources}
+SECTIONS: dict[str, type[msgspec.Struct]] = {"resources": Resources, "slurm": SlurmOptions}
 # What submit decides itself, and what only a node can know.
 NOT_HERE = {
     "token": "leave it out: each job gets one of its own",

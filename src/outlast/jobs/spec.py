@@ -35,6 +35,47 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = ""
 
 
+class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only Slurm needs to know."""
+
+    partition: Annotated[str, _field("Partition to submit to.", "text")] = ""
+    account: Annotated[str, _field("Account to charge.", "text")] = ""
+    options: Annotated[
+        tuple[str, ...], _field("More options of sbatch, one per item.", "a list of options such as --qos=high")
+    ] = ()
+    srun: Annotated[
+        tuple[str, ...],
+        _field("More options of srun, for a container plug-in for instance.", "a list of options such as --mpi=none"),
+    ] = ()
+    setup: Annotated[
+        tuple[str, ...], _field("Shell lines to run first, on the first node.", "a list of shell lines")
+    ] = ()
+    nodes: Annotated[
+        int,
+        _field(
+            "Nodes to ask for; 0: as many as can train, and the spares. Others may join later.",
+            "a whole number, 0 or more",
+            ge=0,
+        ),
+    ] = 0
+    outlast: Annotated[str, _field("The `outlast` program on the nodes; empty: the one that submits.", "a command")] = (
+        ""
+    )
+    notice: Annotated[
+        int,
+        _field("Seconds before the time limit at which all ranks save.", "a whole number, 1 to 3600", ge=1, le=3600),
+    ] = 180
+    requeue: Annotated[bool, _field("Put the job back into the queue when a retry can help.", "true or false")] = True
+    drain_bad_nodes: Annotated[
+        bool,
+        _field("Set excluded nodes to DRAIN with `scontrol`; needs operator rights.", "true or false"),
+    ] = False
+    directory: Annotated[
+        str,
+        _field("Directory that all nodes see, for the job's token and state; empty: ~/.outlast/slurm.", "a path"),
+    ] = ""
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One job: what runs, on how many nodes, and with what.
 
@@ -75,6 +116,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["local", "slurm", "kubernetes", "ray"],
         _field("Where the job runs unless --on says otherwise.", f"one of {', '.join(PLATFORMS)}"),
     ] = "local"
+    slurm: Annotated[SlurmOptions, _field("What only Slurm needs to know.", "names with values")] = SlurmOptions()
 
     @property
     def least_nodes(self) -> int:

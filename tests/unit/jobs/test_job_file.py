@@ -55,6 +55,7 @@ def test_the_example_can_be_read_and_runs_beside_itself() -> None:
             {"resources": {"time": 60}},
             "resources.time must be a time such as 12:00:00 or 2-00:00:00, in quotes, not 60",
         ),
+        ({"slurm": {"partion": "a"}}, "unknown name slurm.partion; did you mean partition?"),
         ({"settings": {"node_timout": 3}}, "settings: unknown setting 'node_timout'; did you mean node_timeout?"),
         ({"settings": {"tls": "perhaps"}}, "settings.tls must be true or false, not 'perhaps'"),
         ({"settings": {"token": "x" * 20}}, "settings.token: leave it out: each job gets one of its own"),

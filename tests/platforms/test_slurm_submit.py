@@ -1,0 +1,161 @@
+"""`outlast submit --on slurm` on a real Slurm: what happens to a job, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from jobs import SCRIPTS, WAITS
+from processes import arguments, python
+from slurm_cluster import BatchJob, SlurmCluster
+
+TRAIN = SCRIPTS.parent / "checkpoints" / "train.py"
+
+
+def submit(
+    cluster: SlurmCluster, place: Path, *flags: str, slurm: dict[str, Any] | None = None, **job: Any
+) -> BatchJob:
+    """Submit a job; its output goes to a file that all of its starts share."""
+    out = place / f"out{len(list(place.glob('out*')))}.log"
+    out.touch()
+    options = {"options": [f"--output={out}"], **(slurm or {})}
+    file = place / "job.yaml"
+    file.write_text(json.dumps({"name": "j", "directory": str(place), **job, "slurm": options}))
+    said = cluster.ask(python(), "-m", "outlast", "submit", file, "--on=slurm", *flags)
+    found = re.search(r"submitted Slurm job (\d+)", said)
+    assert found, said
+    return BatchJob(cluster, found[1], out)
+
+
+def started(job: BatchJob, generation: int, size: int) -> None:
+    for rank in range(size):
+        job.wait_for(rf"rank {rank} of {size} started in generation {generation}:", anywhere=True)
+
+
+def agents(cluster: SlurmCluster, node: int) -> list[int]:
+    """The agents on a node."""
+    pids = cluster.nodes[node].processes()
+    return [pid for pid in pids if b"run" in arguments(pid) and b"--rdzv-backend=static" in arguments(pid)]
+
+
+def state_of(cluster: SlurmCluster, job: BatchJob) -> Path:
+    return cluster.home / ".outlast" / "slurm" / job.number
+
+
+def test_a_job_runs_to_its_end_and_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("import os\nprint('rank', os.environ['RANK'], 'says', os.environ['WORD'], flush=True)\n")
+    job = submit(cluster, tmp_path, run="hello.py", nodes=2, spares=1, env={"WORD": "it's fine"})
+    assert job.wait() == "COMPLETED", job.output
+    assert {line for line in job.output.splitlines() if "says" in line} == {
+        "rank 0 says it's fine",
+        "rank 1 says it's fine",
+    }
+    assert not state_of(cluster, job).exists()
+
+
+def test_a_job_that_would_fail_again_is_not_requeued(cluster: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
+    job = submit(cluster, tmp_path, run="broken.py", nodes=2)
+    assert job.wait() == "FAILED", job.output
+    facts = job.facts()
+    assert (facts["Restarts"], facts["ExitCode"]) == ("0", "93:0")
+    job.wait_for("not requeued: a retry would fail again")
+
+
+def test_an_agent_that_was_killed_is_started_again_and_taken_in(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, run=str(WAITS), nodes="1:2", settings={"last_call": 1})
+    started(job, 1, 2)
+    for pid in agents(cluster, 1):
+        os.kill(pid, signal.SIGKILL)
+    job.wait_for(r"the step on host-2 ended with \d+: starting it again")
+    job.wait_for(r"rank 1 of 2 started in generation [23]:", anywhere=True)
+
+
+def test_scancel_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, run=str(WAITS), nodes=3)
+    started(job, 1, 3)
+    cluster.ask("scancel", job.number)
+    assert job.wait() == "CANCELLED"
+    cluster.clean()
+    assert [node.leftovers() for node in cluster.nodes] == [[], [], [], []]
+    assert not [agents(cluster, node) for node in range(4) if agents(cluster, node)]
+    assert not state_of(cluster, job).exists()
+    assert job.facts()["Restarts"] == "0"
+
+
+def test_at_the_notice_all_ranks_save_and_the_requeued_job_goes_on_from_that_step(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """Nothing is saved but for that: without it the job would begin at step 1 again."""
+    enough = tmp_path / "enough"
+    args = [str(tmp_path / "checkpoints"), "--kind=fsdp", "--every=1000000", "--until", str(enough)]
+    job = submit(cluster, tmp_path, run=str(TRAIN), args=args, nodes=2)
+    job.wait_for("trained 3 on 2")
+    cluster.ask("scancel", "--signal=USR1", "--batch", job.number)  # as Slurm does before the time limit
+    job.wait_for("the time limit is near")
+    step = int(job.wait_for(r"all ranks have saved step (\d+)")[1])
+    job.wait_for("requeued: told to leave in time")
+    job.wait_for(rf"step {step} is restored from")
+    job.wait_for(rf"trained {step + 1} on 2")
+    enough.touch()
+    assert job.wait() == "COMPLETED", job.output
+    assert job.facts()["Restarts"] == "1"
+    steps = sorted(int(number) for number in re.findall(r"trained (\d+) on \d", job.output))
+    assert steps == list(range(1, steps[-1] + 1))
+
+
+def test_nodes_of_a_second_job_join_and_no_step_is_lost(cluster: SlurmCluster, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    args = [str(tmp_path / "checkpoints"), "--kind=fsdp", "--every=1000000", "--until", str(enough)]
+    spec = {"run": str(TRAIN), "args": args, "nodes": "1:2", "settings": {"last_call": 0}}
+    job = submit(cluster, tmp_path, **spec, slurm={"nodes": 1})
+    job.wait_for("trained 3 on 1")
+    more = submit(cluster, tmp_path, f"--join={job.number}", **spec)
+    step = int(job.wait_for(r"all ranks have saved step (\d+)")[1])
+    job.wait_for(rf"trained {step + 1} on 2")
+    enough.touch()
+    assert job.wait() == "COMPLETED", job.output
+    assert more.wait() == "COMPLETED", more.output
+    steps = sorted(int(number) for number in re.findall(r"trained (\d+) on \d", job.output))
+    assert steps == list(range(1, steps[-1] + 1))
+
+
+def test_slurm_gives_notice_and_a_node_that_was_excluded_is_left_out_of_the_next_start(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "blames.py"
+    script.write_text(BLAMES)
+    job = submit(
+        cluster,
+        tmp_path,
+        run="blames.py",
+        args=[str(tmp_path)],
+        nodes="1:2",
+        settings={"last_call": 1},
+        resources={"time": "0:01:00"},
+        slurm={"notice": 20},
+    )
+    job.wait_for("excluded|not used again", anywhere=True)
+    job.wait_for("the time limit is near")
+    job.wait_for("requeued: told to leave in time")
+    job.wait_for("rank 1 of 2 waits")
+    assert job.facts()["ExcNodeList"] == "host-2"
+
+
+BLAMES = """
+import os, pathlib, sys, time
+import outlast
+rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
+print(f"rank {rank} of {world} waits", flush=True)
+first = pathlib.Path(sys.argv[1], "blamed")
+if os.environ["SLURMD_NODENAME"] == "host-2" and not first.exists():
+    first.touch()
+    outlast.control("exclude_node", "its network is slow")
+while True:
+    time.sleep(0.1)
+"""
