@@ -12,9 +12,8 @@ from outlast.k8s import crd
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane; tests that need one are skipped where it was not built."""
-    if absent := missing():
-        pytest.skip(f"no {absent}: run scripts/platforms/kubernetes-build and scripts/platforms/kubernetes-setup")
+    """A control plane."""
+    assert not missing(), f"no {missing()}: run scripts/install-k8s"
     with control_plane(tmp_path_factory.mktemp("kubernetes")) as found:
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         status, body = found.call("POST", path, crd.manifest())
