@@ -111,7 +111,7 @@ def join(node: str, nnodes: tuple[int, int] = (1, 1)) -> Join:
         pytest.param(bytes.fromhex("16030100c8010000c40303") + bytes(200), id="a TLS greeting"),
         pytest.param(b"\x80\x04\x95cposix\nsystem\n(S'true'\ntR.", id="a pickle"),
         pytest.param(bytes(range(255, -1, -1)) * 1000, id="garbage"),
-        pytest.param(b"OUTLAST\x02" + bytes(64), id="another version"),
+        pytest.param(b"OUTLAST\x03" + bytes(64), id="another version"),
     ],
 )
 def test_who_does_not_speak_the_protocol_is_shown_out(garbage: bytes, target: Job) -> None:

@@ -1,7 +1,7 @@
 """Observers: how many there may be, what each is told, and when one is dropped. Reading slows nobody down.
 
-They pull: each request has one answer, events wait in one history for all, and a view is made at most once a second.
-So a stuck observer costs a connection and nothing else, until it is dropped.
+They pull: each request has one answer, events wait in one history for all, and a view is made at most once a second,
+or less often in a large job. So a stuck observer costs a connection and nothing else, until it is dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MOST = 64
 BEAT = 10.0  # seconds after which a request for events is answered with none: both ends see that the other lives
 IDLE = 30.0  # seconds without a request after which an observer is dropped
 GATHERED = 0.05  # seconds for which events are gathered: they are in the journal by then, and come in fewer messages
-FRESH = 1.0  # seconds for which a view serves everybody
+FRESH = 1.0  # seconds for which a view serves everybody,
+BYTES = 500_000  # and one more for so many bytes: at ten thousand nodes, making one takes a fifth of a second
 MOST_UNREAD = 4 << 20  # bytes of answers that wait to be read while more is asked for
 
 TOO_MANY = f"the job has {MOST} observers already: end one of them, or try again later"
@@ -128,7 +129,7 @@ class Observers(Generic[Connection]):
 
     def _encoded_view(self, detail: Detail, now: float) -> bytes:
         made, data = self._views.get(detail, (now - FRESH, b""))
-        if now - made >= FRESH:
+        if now - made >= FRESH + len(data) // BYTES:
             data = msgspec.msgpack.encode(self._view(detail, now))
             self._views[detail] = (now, data)
         return data

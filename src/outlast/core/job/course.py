@@ -282,13 +282,14 @@ class JobCourse:
         s = self._state
         door = s.admissions
         door.last_call = None
-        waiting = door.waiting(s.generation)
         if door.pend is None:
             door.pend = now + s.rules.pend_timeout
+            waiting = door.waiting(s.generation)
             s.out.want(waiting)
             if any(node.connected and not node.leaving for node in s.nodes.values()):
                 s.out.publish(waiting)
         elif now >= door.pend:
+            waiting = door.waiting(s.generation)
             waited = f"{s.rules.pend_timeout:g} s (pend_timeout)"
             self.end(False, Ending.TOO_FEW_NODES, f"waited {waited} for {needed(waiting)}", now)
 
