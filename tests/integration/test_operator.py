@@ -71,9 +71,9 @@ def test_it_is_found_by_its_endpoint_or_its_name(script: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ([], "no job of yours has its coordinator on this machine"),
-        (["--job=nobody"], "no job of yours has its coordinator on this machine"),
-        (["--rdzv-endpoint=127.0.0.1:1"], "no coordinator answers at 127.0.0.1:1"),
+        ([], "no job of yours runs on this machine"),
+        (["--job=nobody"], "no job of yours runs on this machine"),
+        (["--rdzv-endpoint=127.0.0.1:1"], "no job answers at 127.0.0.1:1"),
         (["--rdzv-endpoint=here:there"], "must be host:port"),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.cli.flags import Parser, add_settings, given_settings
+from outlast.cli.meeting import with_token
 from outlast.cli.request import endpoint_of
 from outlast.observe import FoundJob, ObserverRefused, locate
 from outlast.settings.loading import load
@@ -35,7 +36,7 @@ def parser(name: str, description: str) -> Parser:
 
 def found(args: argparse.Namespace) -> FoundJob:
     """The job that the flags mean. Raises ValueError, in one line."""
-    settings = load(given_settings(args), os.environ, args.ft_cfg_path).settings
+    settings = with_token(load(given_settings(args), os.environ, args.ft_cfg_path)).settings
     endpoint = endpoint_of("--endpoint", args.endpoint) if args.endpoint else None
     return locate(settings, job=args.job, endpoint=endpoint)
 

@@ -258,7 +258,7 @@ class Observer:
         if isinstance(error, WrongToken):
             text = f"the coordinator at {place} has another token: set the job's OUTLAST_TOKEN"
         elif isinstance(error, OtherJob):
-            text = f"what answers at {place} is job {error}, not {self.job!r}"
+            text = f"what answers at {place} serves job {str(error)!r}, not {self.job!r}"
         elif isinstance(error, ConnectionRefusedError):
             text = f"no job answers at {place}: it is over, or its coordinator is elsewhere (--endpoint)"
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 
 import msgspec
@@ -40,7 +41,7 @@ def locate(settings: Settings, *, job: str = "", endpoint: Endpoint | None = Non
     given = (settings.token or None) if settings.auth else ""
     if endpoint is not None:
         return FoundJob(job, (endpoint,), given if given is not None else _token_at(endpoint), settings)
-    jobs = _grouped(local_jobs())
+    jobs = _grouped(local_jobs() or _hosted())
     fitting = {key: all_of for key, all_of in jobs.items() if job in ("", key[0])}
     if len(fitting) != 1:
         raise ValueError(_which(job, list(jobs.values()), list(fitting.values())))
@@ -61,6 +62,21 @@ def _grouped(agents: list[LocalJob]) -> dict[tuple[str, int], list[LocalJob]]:
         port = agent.places[0].port if agent.places else 0
         jobs.setdefault((agent.job, port), []).append(agent)
     return jobs
+
+
+def _hosted() -> list[LocalJob]:
+    """The jobs whose coordinators run on here after their agents have gone, by what they left; and who answers."""
+    records = [record for record in tokens.records() if _answers(record.endpoint)]
+    return [LocalJob(each.job, "", 0, (each.endpoint,), each.token) for each in records]
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    """Whether anybody is there: a coordinator that was killed could not take its record back."""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def _token_at(place: Endpoint) -> str | None:

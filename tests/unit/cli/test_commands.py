@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.cli.restart import _user
+from outlast.observe.client import _user
 
 
 @pytest.mark.parametrize(("code", "flags"), [(0, ["--event-log-handler=console"]), (1, []), (1, ["--supervise"])])
