@@ -11,6 +11,7 @@ from pathlib import Path
 from hosts import Host
 from jobs import free_port, job, workers
 from membership.job import PORT, QUICK, ElasticJob
+from outlast.transport.wire import observer_token
 from processes import Process, outlast, python
 
 Hosts = Callable[[int], list[Host]]
@@ -78,6 +79,15 @@ def test_several_jobs_are_listed_and_none_is_said_to_be_none() -> None:
     (refused,) = said(outlast("status", f"--endpoint=127.0.0.1:{free_port()}"), 1)
     assert refused.startswith("outlast status: error: ")
     assert said(outlast("scale", "many"), 2)
+
+
+def test_a_token_that_may_only_observe_is_made_from_the_jobs_and_runs_nothing() -> None:
+    (token,) = said(outlast("token", "--observer", env={"OUTLAST_TOKEN": TOKEN}))
+    assert token == observer_token(TOKEN)
+    (missing,) = said(outlast("token", "--observer", env={"OUTLAST_TOKEN": None}), 1)
+    assert "set OUTLAST_TOKEN" in missing
+    refused = job(f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", env={"OUTLAST_TOKEN": token})
+    assert "OUTLAST_TOKEN is one that may only observe" in said(refused, 1)[-1]
 
 
 def test_a_pipe_that_closes_and_a_ctrl_c_are_no_errors() -> None:

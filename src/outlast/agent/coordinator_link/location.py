@@ -24,6 +24,7 @@ from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
 from outlast.transport.commission import Commission, Tls
 from outlast.transport.token import Record
+from outlast.transport.wire import READ_ONLY_TOKEN
 
 log = logging.getLogger("agent")
 
@@ -78,6 +79,8 @@ class CoordinatorLocation:
         endpoint = self._launch.endpoint
         if self._secret is None and not endpoint.loopback:
             raise tokens.required(endpoint)
+        if (self._secret or "").startswith(READ_ONLY_TOKEN):
+            raise ValueError("OUTLAST_TOKEN is one that may only observe: set the job's own, from which it was made")
         if self._launch.host is False or await self._is_elsewhere():
             return
         listener = listen(endpoint, self._launch.host)
