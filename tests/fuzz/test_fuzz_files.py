@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outlast.agent.output.summary import read_failure
+from outlast.agent.output.summary import read_error_file, seen_failure
 from outlast.checkpoint.memory.arena import HEAD, Slot, Ticket, open_slot
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import MANIFEST, Damaged, File, Manifest, Save
@@ -121,7 +121,7 @@ def test_an_error_file_of_any_content_makes_a_failure_that_can_be_sent(text: byt
         path = Path(place) / "error.json"
         path.write_bytes(text)
         common = {"node": "a", "host": "h", "rank": 0, "local_rank": 0, "pid": 1, "exit_code": 1, "at": 5.0}
-        failure = read_failure(str(path), **common)  # type: ignore[arg-type]
+        failure = read_error_file(seen_failure(**common), str(path))  # type: ignore[arg-type]
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(failure), type=Failure) == failure
 
 

@@ -102,7 +102,9 @@ class Agent:
         judge = Judge(
             settings.signatures, rulebook.read(settings.failover_rules), coordinator_port=launch.endpoint.port
         )
-        self._inquest = Investigation(place.name, launch.job, judge, extension, feed=driver.feed, tasks=self._tasks)
+        self._inquest = Investigation(
+            place.name, launch.job, judge, extension, disk=logs.disk, feed=driver.feed, tasks=self._tasks
+        )
         self._runner = WorkerRunner(
             driver,
             spawner,

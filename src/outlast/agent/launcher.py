@@ -120,11 +120,11 @@ async def _see_off(hosting: Hosting, over: Over) -> None:
 
 
 async def _show_all(logs: JobLogs) -> None:
-    """Wait for whoever reads the workers' lines on the console, unless told not to."""
+    """Wait for whoever reads the workers' lines on the console, and for the disk, unless told not to."""
     showing = asyncio.ensure_future(logs.shown())
     await asyncio.wait({showing}, timeout=SOON)
     if not showing.done():
-        log.warning("the job is over; workers' lines wait to be read: %s (a signal ends it without them)", logs.owes())
+        log.warning("the job is over; workers' lines still wait: %s (a signal ends it without them)", logs.owes())
         await _until_ended_or_told(showing)
     showing.cancel()
 

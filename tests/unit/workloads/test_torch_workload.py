@@ -6,47 +6,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
+import launches
+from launches import assignment
 from outlast.agent.warm_start.spares import of_the_gpu
-from outlast.launch import Endpoint, Launch
+from outlast.launch import Launch
 from outlast.protocol.generations import Assignment
 from outlast.settings.settings import Settings
 from outlast.system import own_process
 from outlast.workloads.torch_job import TorchWorkload
 from outlast.workloads.workload import Attachments
 
-ASSIGNMENT = Assignment(
-    generation=3,
-    group_rank=1,
-    group_world_size=2,
-    first_rank=4,
-    world_size=8,
-    role_rank=2,
-    role_world_size=6,
-    master_addr="node-0",
-    master_port=29500,
-    restart_count=1,
-)
-
-
-def launch(**changes: Any) -> Launch:
-    asked: dict[str, Any] = {
-        "job": "job",
-        "min_nodes": 1,
-        "max_nodes": 2,
-        "nproc": 4,
-        "role": "trainer",
-        "command": ("python", "-u", "train.py"),
-        "entrypoint": "train.py",
-        "endpoint": Endpoint("localhost", 0),
-        "max_restarts": 3,
-    }
-    return Launch(**{**asked, **changes})
+ASSIGNMENT = assignment(generation=3, role_rank=2, role_world_size=6, restart_count=1)
+launch = partial(launches.launch, max_nodes=2, nproc=4, max_restarts=3)
 
 
 def worker_environment(

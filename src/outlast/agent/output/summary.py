@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from outlast.protocol.failures import Failure
 from outlast.protocol.fields import sendable
 
@@ -23,27 +25,9 @@ _WIDEST = 60
 _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
-def read_failure(
-    error_file: str, *, node: str, host: str, rank: int, local_rank: int, pid: int, exit_code: int, at: float
-) -> Failure:
-    """The failure of a worker that exited with `exit_code`, with what it left in its error file.
-
-    `at` is when the exit was seen; an error file knows better when the error happened. A missing, truncated or
-    foreign error file takes nothing away from the rest.
-    """
-    message, error = "", ""
-    if Path(error_file).is_file():
-        data = _read_error(error_file)
-        if data is not None:
-            # Half of a surrogate pair, which Python makes of bytes that are no text, cannot go over the wire.
-            message = sendable(_clip(_display(data), ERROR_LIMIT))
-            error = _bounded_json(data)
-            at = _happened(data, error_file, at)
-    else:
-        error_file = NOT_AVAILABLE
-    if not message:
-        name = _signal_name(exit_code)
-        message = f"Signal {-exit_code} ({name}) received by PID {pid}" if exit_code < 0 else _NO_TRACEBACK
+def seen_failure(*, node: str, host: str, rank: int, local_rank: int, pid: int, exit_code: int, at: float) -> Failure:
+    """The failure of a worker that exited with `exit_code`, as its agent saw it. `at` is when the exit was seen."""
+    name = _signal_name(exit_code)
     return Failure(
         node=node,
         host=host,
@@ -52,10 +36,26 @@ def read_failure(
         pid=pid,
         exit_code=exit_code,
         at=at,
-        message=message,
-        error_file=sendable(error_file),
-        error=error,
+        message=f"Signal {-exit_code} ({name}) received by PID {pid}" if exit_code < 0 else _NO_TRACEBACK,
+        error_file=NOT_AVAILABLE,
     )
+
+
+def read_error_file(failure: Failure, error_file: str) -> Failure:
+    """The failure with what the worker left in its error file, which knows better when the error happened.
+
+    A missing, truncated or foreign error file takes nothing away from the rest. Blocks, while its disk does.
+    """
+    if not Path(error_file).is_file():
+        return failure
+    failure = replace(failure, error_file=sendable(error_file))
+    data = _read_error(error_file)
+    if data is None:
+        return failure
+    # Half of a surrogate pair, which Python makes of bytes that are no text, cannot go over the wire.
+    message = sendable(_clip(_display(data), ERROR_LIMIT))
+    at = _happened(data, error_file, failure.at)
+    return replace(failure, message=message or failure.message, error=_bounded_json(data), at=at)
 
 
 def root_failure(failures: Sequence[Failure]) -> Failure:

@@ -1,8 +1,8 @@
 """Workers' output, copied from a pipe to a file and to the console. This process never waits, and nothing here raises.
 
-No line is lost to a slow console: while it owes too much, the workers' pipes are not read, and workers wait as they
-would if they wrote to it themselves. A full disk or a pager that was closed is said once, in one line, and the pipes
-are read on.
+No line is lost to a slow console or disk: while one owes too much, the workers' pipes are not read, and workers wait as
+they would if they wrote to it themselves. A full disk or a pager that was closed is said once, in one line, and the
+pipes are read on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from outlast.agent.output.disk import BACKLOG_LIMIT, LogFile
 from outlast.console import without_blocking
 
 logger = logging.getLogger(__name__)
@@ -21,12 +22,6 @@ logger = logging.getLogger(__name__)
 _CHUNK = 64 * 1024
 _PIPE_SIZE = 1024 * 1024  # a burst of output should not make a worker wait for us
 _LINE_LIMIT = 1024 * 1024  # a longer line is shown in pieces
-_BACKLOG_LIMIT = 1024 * 1024  # what a slow console may owe before workers wait for it
-
-
-def open_log(path: str) -> int:
-    """Open a log file to write from its beginning; what several processes write to it does not overlap."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
 
 
 def open_pipe() -> tuple[int, int]:
@@ -38,29 +33,6 @@ def open_pipe() -> tuple[int, int]:
     except PermissionError:
         pass  # over this user's allowance for pipes: the usual size does as well, with more wake-ups
     return ours, workers
-
-
-class LogFile:
-    """A file that takes what it can."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._descriptor = open_log(path)
-        self._reported = False
-
-    def write(self, data: bytes) -> None:
-        """Append; an error is reported the first time, and later data is tried again."""
-        try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as error:
-            if not self._reported:
-                self._reported = True
-                logger.warning("cannot write %s: %s; lines will be missing from it", self._path, error.strerror)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
 
 
 class Console:
@@ -77,7 +49,7 @@ class Console:
     @property
     def full(self) -> bool:
         """Whether whoever has more to show should wait for `when_room`."""
-        return len(self._backlog) > _BACKLOG_LIMIT
+        return len(self._backlog) > BACKLOG_LIMIT
 
     @property
     def owes(self) -> int:
@@ -199,7 +171,7 @@ class Tee:
     def drain(self) -> None:
         """Take what the pipe holds now, and no more: a worker that goes on to write does not hold us up."""
         for _ in range(_PIPE_SIZE // _CHUNK):
-            data = self._read() if self._source >= 0 else None
+            data = self._read() if self._source >= 0 and not self._file.full else None
             if not data:
                 break
             self._take(data)
@@ -208,15 +180,25 @@ class Tee:
         data = self._read()
         if data:
             self._take(data)
-            if self._console.full:
+            if self._full() is not None:
                 self._loop.remove_reader(self._source)
-                self._console.when_room(self._listen)
+                self._listen()
         elif data is not None:
             self.close()
 
     def _listen(self) -> None:
-        if self._source >= 0:
+        """Read on, as soon as all that it goes to can take more."""
+        if self._source < 0:
+            return
+        full = self._full()
+        if full is not None:
+            full.when_room(self._listen)
+        else:
             self._loop.add_reader(self._source, self._readable)
+
+    def _full(self) -> LogFile | Console | ReplacedStream | None:
+        sinks = (self._file, self._console, self._filtered)
+        return next((sink for sink in sinks if sink is not None and sink.full), None)
 
     def _read(self) -> bytes | None:
         """What is there: b"" at the end, None if there is nothing yet."""

@@ -1,8 +1,9 @@
 """What can be said of a worker that has failed: collected when it has, from what is there anyway.
 
 witness = Witness()
-witness.begin(streams)                      # when the workers of a generation have been started
-witness.evidence(failure, words, reading)   # when one of them has failed
+witness.begin(streams)                  # when the workers of a generation have been started
+log = witness.tail(local_rank)          # when one of them has failed; blocks, while the disk does
+witness.evidence(failure, words, reading, log)
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ class Witness:
         self._oom_kills = oom_kills()
         self._said = []
 
-    def evidence(self, failure: Failure, words: LastWords | None, reading: Reading | None) -> Evidence:
+    def evidence(
+        self, failure: Failure, words: LastWords | None, reading: Reading | None, log: tuple[str, ...] = ()
+    ) -> Evidence:
         """All that is known of this failure."""
         exception, message = _raised(failure, words)
-        log = self._tail(failure.local_rank)
         self._said += self._kernel.read()
         said = [line for line in self._said if self._kernel.concerns(line, failure.pid)]
         killed = failure.exit_code == -9 or _KILLED.search("\n".join([message, *log[-SENT_LINES:]])) is not None
@@ -80,7 +82,8 @@ class Witness:
         paths = self._logs[local_rank] if local_rank < len(self._logs) else ()
         return paths[-1] if paths else ""
 
-    def _tail(self, local_rank: int) -> tuple[str, ...]:
+    def tail(self, local_rank: int) -> tuple[str, ...]:
+        """The last lines that it wrote."""
         paths = self._logs[local_rank] if local_rank < len(self._logs) else ()
         return tuple(line for path in dict.fromkeys(paths) for line in tail(Path(path)))
 

@@ -4,26 +4,30 @@ inquest.begin(assignment, watch, streams)     # when the workers of a generation
 failure = inquest.failure(local_rank, pid, exit_code)
 failure = inquest.judged(failure, first=True)
 
-To look at the GPUs and to ask the user's extension takes a moment. Until then the failure is pending.
+To read files, to look at the GPUs and to ask the user's extension takes a moment. Until then the failure is pending.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Sequence
 
 from msgspec.structs import replace
 
 from outlast.agent.monitoring.watch import Watch
-from outlast.agent.output.summary import read_failure
+from outlast.agent.output.disk import Disk
+from outlast.agent.output.summary import read_error_file, seen_failure
 from outlast.agent.postmortem import gpus
 from outlast.agent.postmortem.evidence import Witness, timed
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.postmortem.verdicts import Judge
 from outlast.agent.processes.workers import Streams
+from outlast.board import LastWords, Reading
 from outlast.core.node.inputs import Decided
+from outlast.core.recovery.failures import KEPT
 from outlast.diagnosis.evidence import Evidence
 from outlast.failover import FailureInfo
 from outlast.protocol.failures import Failure
@@ -31,6 +35,9 @@ from outlast.protocol.generations import Assignment
 from outlast.system.clock import now
 from outlast.system.tasks import Tasks
 
+log = logging.getLogger("agent")
+
+PATIENCE = 3.0  # seconds for the disk to give a failed worker's last lines
 TEXT_OF_LATER_FAILURES = 2048  # characters; the first one keeps all of its text
 
 
@@ -44,6 +51,7 @@ class Investigation:
         judge: Judge,
         extension: Extension | None,
         *,
+        disk: Disk,
         feed: Callable[[Decided], None],
         tasks: Tasks,
     ) -> None:
@@ -51,16 +59,20 @@ class Investigation:
         self._job = job
         self._judge = judge
         self._extension = extension
+        self._disk = disk
         self._feed = feed
         self._tasks = tasks
         self._witness = Witness()
         self._assignment: Assignment | None = None
         self._watch: Watch | None = None
         self._streams: Sequence[Streams] = ()
+        self._error_files: dict[int, str] = {}  # of failures here, by local rank
+        self._read = 0  # failures of this generation whose files were looked into
 
     def begin(self, assignment: Assignment, watch: Watch | None = None, streams: Sequence[Streams] = ()) -> None:
         """A generation begins; without a board and files, if its workers could not be started."""
         self._assignment, self._watch, self._streams = assignment, watch, streams
+        self._error_files, self._read = {}, 0
         self._witness.begin(streams)
 
     def prepare(self) -> None:
@@ -77,8 +89,7 @@ class Investigation:
     def failure(self, local_rank: int, pid: int, exit_code: int, *, written: bool = True) -> Failure:
         """What has happened. `written`: it may have left an error file."""
         assert self._assignment is not None
-        failure = read_failure(
-            self._streams[local_rank].error_file if written else "",
+        failure = seen_failure(
             node=self._node,
             host=socket.gethostname(),
             rank=self._assignment.first_rank + local_rank,
@@ -87,38 +98,74 @@ class Investigation:
             exit_code=exit_code,
             at=time.time(),
         )
-        words = self._watch.last_words(local_rank) if self._watch is not None else None
-        return timed(failure, words, now())
+        if written and self._streams[local_rank].error_file:
+            self._error_files[local_rank] = self._streams[local_rank].error_file
+        return timed(failure, self._words(local_rank), now())
 
     def judged(self, failure: Failure, *, first: bool) -> Failure:
         """With its cause and what was seen of it; briefly, if it is not the first one here."""
         assert self._assignment is not None
-        watch, place = self._watch, self._assignment
-        words = watch.last_words(failure.local_rank) if watch is not None else None
-        reading = watch.reading(failure.local_rank) if watch is not None else None
+        local_rank, place = failure.local_rank, self._assignment
+        words = self._words(local_rank)
+        reading = self._watch.reading(local_rank) if self._watch is not None else None
+        log_file = self._witness.log_of(local_rank)
+
+        def judged(failure: Failure, evidence: Evidence) -> Failure:
+            if not first:
+                failure = replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
+            return self._judge.judged(failure, evidence, log=log_file, first=first, restarts=place.restart_count)
+
         evidence = self._witness.evidence(failure, words, reading)
-        if not first:
-            failure = replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
-        log_file = self._witness.log_of(failure.local_rank)
-        judged = partial(self._judge.judged, failure, log=log_file, first=first, restarts=place.restart_count)
-        failure = judged(evidence)
-        concerned = first and gpus.concerned(evidence)
-        if not concerned and (not first or self._extension is None):
-            return failure
-        self._tasks.start(self._consider(failure, place, evidence if concerned else None, judged))
-        return replace(failure, pending=True)
+        found = judged(failure, evidence)
+        # No more are told to the coordinator, and each costs a message.
+        files = self._read < KEPT and (local_rank in self._error_files or log_file)
+        asks = first and (self._extension is not None or gpus.concerned(evidence))
+        if not files and not asks:
+            return found
+        self._read += 1
+        self._tasks.start(self._consider(found, place, self._look(failure, words, reading), judged, first))
+        return replace(found, pending=True)
+
+    def _words(self, local_rank: int) -> LastWords | None:
+        return self._watch.last_words(local_rank) if self._watch is not None else None
 
     async def _consider(
-        self, failure: Failure, place: Assignment, of_gpus: Evidence | None, judged: Callable[[Evidence], Failure]
+        self,
+        found: Failure,
+        place: Assignment,
+        look: Coroutine[None, None, tuple[Failure, Evidence]],
+        judged: Callable[[Failure, Evidence], Failure],
+        first: bool,
     ) -> None:
-        """While the workers are being ended: look at the GPUs, and let the user's extension decide."""
+        """While the workers are being ended: read files, look at the GPUs, let the user's extension decide."""
         try:
-            if of_gpus is not None:
-                failure = judged(replace(of_gpus, gpus=await gpus.states()))
-            if self._extension is not None:
-                info = FailureInfo.of(failure, job=self._job, generation=place.generation, restarts=place.restart_count)
+            failure, evidence = await look
+            found = judged(failure, evidence)
+            if first and gpus.concerned(evidence):
+                found = judged(failure, replace(evidence, gpus=await gpus.states()))
+            if first and self._extension is not None:
+                info = FailureInfo.of(found, job=self._job, generation=place.generation, restarts=place.restart_count)
                 strategy = await self._extension.ask(info)
                 if strategy is not None:
-                    failure = replace(failure, strategy=strategy, decided=f"decided by {self._extension.reference}")
+                    found = replace(found, strategy=strategy, decided=f"decided by {self._extension.reference}")
         finally:
-            self._feed(Decided(place.generation, failure))  # whatever happens here: the whole job waits for it
+            self._feed(Decided(place.generation, found))  # whatever happens here: the whole job waits for it
+
+    async def _look(
+        self, failure: Failure, words: LastWords | None, reading: Reading | None
+    ) -> tuple[Failure, Evidence]:
+        """What the worker has left in its files, if their disk answers."""
+        seen = failure
+        lines: tuple[str, ...] = ()
+        error_file = self._error_files.get(failure.local_rank, "")
+
+        def read() -> tuple[Failure, tuple[str, ...]]:
+            known = read_error_file(seen, error_file) if error_file else seen
+            return known, self._witness.tail(seen.local_rank)
+
+        try:
+            failure, lines = await asyncio.wait_for(self._disk.call(read), PATIENCE)
+        except asyncio.TimeoutError:
+            log.warning("rank %d: judged without its log and error file, whose disk does not answer", failure.rank)
+        failure = timed(failure, words, now())
+        return failure, self._witness.evidence(failure, words, reading, lines)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from outlast.agent.driver import NodeDriver
 from outlast.agent.monitoring.monitor import Monitor
+from outlast.agent.monitoring.watch import Watch
 from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.processes.guard import Guard
@@ -61,6 +62,7 @@ class WorkerRunner:
         self._in_place = InPlace(in_place_timeout, stepped=monitor.stepped)
         # Where a stop fails nobody would ever hear that the workers are gone, and all would wait for this node.
         self._tasks = Tasks(driver.fail)
+        self._opening: asyncio.Task[None] | None = None  # the logs of a generation whose workers start after that
         self._group: WorkerGroup | None = None
         self._finished: WorkerGroup | None = None  # all of its workers have succeeded; something of it may run on
 
@@ -72,33 +74,42 @@ class WorkerRunner:
             self._tasks.start(self._finished.stop(signal.SIGKILL, 0))
             self._finished = None
         try:
-            workers = self._start(assignment, keeping)
+            if assignment.group_rank == 0:
+                self.take_port()
+            watch = self._monitor.begin(assignment)
+            environments = self._spawner.environments(assignment, self._offer(assignment, keeping), watch.address)
         except (OSError, ValueError) as error:
-            log.error("%s", error)
-            started, self._group = self._group, None
-            self._unwatch()
-            self._tasks.start(self._not_started(assignment, str(error), started))
+            self._abort(assignment, error)
             return
-        last = assignment.first_rank + len(workers.pids) - 1
-        shown = f"rank {last}" if len(workers.pids) == 1 else f"ranks {assignment.first_rank} to {last}"
-        stayed = f", {len(workers.restartable)} in place" if workers.restartable else ""
+        self._opening = self._tasks.start(self._start(assignment, watch, environments))
+
+    async def _start(self, assignment: Assignment, watch: Watch, environments: list[dict[str, str]]) -> None:
+        """The logs may be on a disk that takes its time. Whoever stops the generation meanwhile cancels this."""
+        try:
+            streams = await self._logs.open(assignment, environments)
+            self._opening = None
+            parked = self._in_place.take(fresh=assignment.fresh)
+            self._group = group = self._spawner.start(environments, streams, partial(self._exited, assignment), parked)
+            # A restartable function that raises is as good as an exit, though its process goes on.
+            self._in_place.begin(group, failed=partial(self._exited, assignment, exit_code=1))
+            self._inquest.begin(assignment, watch, streams)
+            self._guard.watch(group.pids)
+            self._monitor.attend(group, self)
+        except (OSError, ValueError) as error:
+            self._opening = None
+            self._abort(assignment, error)
+            return
+        last = assignment.first_rank + len(environments) - 1
+        shown = f"rank {last}" if len(environments) == 1 else f"ranks {assignment.first_rank} to {last}"
+        stayed = f", {len(group.restartable)} in place" if group.restartable else ""
         log.info("generation %d: started %s of %d%s", assignment.generation, shown, assignment.world_size, stayed)
         asyncio.get_running_loop().call_soon(self._inquest.prepare)
 
-    def _start(self, assignment: Assignment, keeping: Keeping) -> WorkerGroup:
-        if assignment.group_rank == 0:
-            self.take_port()
-        watch = self._monitor.begin(assignment)
-        environments = self._spawner.environments(assignment, self._offer(assignment, keeping), watch.address)
-        streams = self._logs.open(assignment, environments)
-        parked = self._in_place.take(fresh=assignment.fresh)
-        self._group = group = self._spawner.start(environments, streams, partial(self._exited, assignment), parked)
-        # A restartable function that raises is as good as an exit, though its process goes on.
-        self._in_place.begin(group, failed=partial(self._exited, assignment, exit_code=1))
-        self._inquest.begin(assignment, watch, streams)
-        self._guard.watch(group.pids)
-        self._monitor.attend(group, self)
-        return group
+    def _abort(self, assignment: Assignment, error: Exception) -> None:
+        log.error("%s", error)
+        started, self._group = self._group, None
+        self._unwatch()
+        self._tasks.start(self._not_started(assignment, str(error), started))
 
     async def _not_started(self, assignment: Assignment, why: str, group: WorkerGroup | None) -> None:
         if group is not None:  # they live, and cannot be watched
@@ -115,12 +126,18 @@ class WorkerRunner:
 
     def stop(self, generation: int, grace: float, *, in_place: bool = False) -> None:
         """End the workers that live, with their children; `in_place`: those that can leave the generation stay."""
+        if self._opening is not None:  # there are none yet
+            self._opening.cancel()
+            self._opening = None
+            asyncio.get_running_loop().call_soon(self._ended, generation)
         if self._group is not None:
             self._monitor.rest()
             self._tasks.start(self._stopping(self._group, generation, grace, in_place))
 
     async def close(self) -> None:
         """End what is left, at once."""
+        if self._opening is not None:
+            self._opening.cancel()
         if self._group is not None:
             await self._group.stop(signal.SIGKILL, 0)
             self._in_place.keep(self._group)

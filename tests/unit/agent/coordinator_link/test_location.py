@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from launches import launch
 from outlast.agent.coordinator_link import hosting, link
 from outlast.agent.coordinator_link.location import CoordinatorLocation
 from outlast.core.node.commands import Mandate
-from outlast.launch import Endpoint, Launch
+from outlast.launch import Endpoint
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Successor, Term
 from outlast.settings.settings import Settings
@@ -38,22 +39,12 @@ def test_a_node_that_cannot_host_the_coordinator_says_so_and_lives_on(
         monkeypatch.setattr(hosting, "_start", full)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    launch = Launch(
-        job="job",
-        min_nodes=1,
-        max_nodes=2,
-        nproc=1,
-        role="default",
-        command=("python", "-u", "train.py"),
-        entrypoint="train.py",
-        endpoint=Endpoint("localhost", port),
-        max_restarts=0,
-    )
+    asked = launch(max_nodes=2, endpoint=Endpoint("localhost", port))
     rules = Rules(job="job", entrypoint="train.py", min_nodes=1, max_nodes=2)
     charter = Charter("run", rules, successors=(Successor("me", "me", "127.0.0.1", port),))
 
     async def scene() -> bool:
-        seat = CoordinatorLocation(launch, Settings(), me="me", mandate=pytest.fail, failed=pytest.fail)
+        seat = CoordinatorLocation(asked, Settings(), me="me", mandate=pytest.fail, failed=pytest.fail)
         seat._secret = "a token"
         return seat.take(Mandate(Term(2, "me"), charter))
 

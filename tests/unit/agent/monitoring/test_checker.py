@@ -11,22 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from jobs import free_port
+from launches import launch
 from made_up_plugin import install
 from outlast.agent.monitoring.checker import Checker
-from outlast.launch import Endpoint, Launch
+from outlast.launch import Endpoint
 from outlast.protocol.checks import Findings, Probe
 from outlast.settings.settings import Settings
 
-LAUNCH = Launch(
-    job="check",
-    min_nodes=1,
-    max_nodes=1,
-    nproc=1,
-    role="check",
-    command=(),
-    entrypoint="check",
-    endpoint=Endpoint("127.0.0.1", 0),
-)
+LAUNCH = launch(job="check", role="check", command=(), entrypoint="check", endpoint=Endpoint("127.0.0.1", 0))
 
 
 @pytest.fixture

@@ -17,50 +17,42 @@ from typing import Any
 import msgspec
 import pytest
 
+import launches
+from launches import assignment
 from outlast.agent.output import tee
-from outlast.agent.output.logs import JobLogs, LogsNotWritable
-from outlast.agent.output.tee import Console, LogFile, Tee, open_pipe
+from outlast.agent.output.disk import Disk, LogFile, open_log
+from outlast.agent.output.layout import LogsNotWritable
+from outlast.agent.output.logs import JobLogs
+from outlast.agent.output.tee import Console, Tee, open_pipe
 from outlast.agent.processes.workers import Streams, WorkerGroup
-from outlast.launch import Endpoint, Launch, Logs, Std
-from outlast.protocol.generations import Assignment
+from outlast.launch import Launch, Logs, Std
 from processes import descriptors
 
 DEADLINE = 120.0
 BOTH = "echo out; echo err >&2"
 
-ASSIGNMENT = Assignment(
-    generation=1,
-    group_rank=0,
-    group_world_size=1,
-    first_rank=4,
-    world_size=8,
-    role_rank=0,
-    role_world_size=8,
-    master_addr="localhost",
-    master_port=29500,
-    restart_count=0,
-)
+ASSIGNMENT = assignment(group_rank=0)
 
 
 def launch(**logs: Any) -> Launch:
-    return Launch(
-        job="job",
-        min_nodes=1,
-        max_nodes=1,
-        nproc=2,
-        role="trainer",
-        command=("true",),
-        entrypoint="true",
-        endpoint=Endpoint("localhost", 0),
-        logs=Logs(**logs),
-    )
+    return launches.launch(nproc=2, logs=Logs(**logs))
+
+
+DISKS: list[Disk] = []  # of the test that runs
 
 
 def run_async(body: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
         await body()
+        while DISKS:
+            assert DISKS.pop().close(DEADLINE)
 
     asyncio.run(run())
+
+
+def log_file(path: Path) -> LogFile:
+    DISKS.append(Disk())
+    return LogFile(str(path), open_log(str(path)), DISKS[-1])
 
 
 async def events_handled() -> None:
@@ -109,14 +101,14 @@ def run_workers(
                 ended.set()
 
         environments = [dict(os.environ) for _ in scripts]
-        streams = logs.open(msgspec.structs.replace(ASSIGNMENT, generation=number), environments)
+        streams = await logs.open(msgspec.structs.replace(ASSIGNMENT, generation=number), environments)
         commands = [("/bin/sh", "-c", script) for script in scripts]
         group = WorkerGroup.start(commands, environments, streams, on_exit)
         await asyncio.wait_for(ended.wait(), DEADLINE)
         await group.stop(grace=0)
         return streams
 
-    asyncio.run(body())
+    run_async(body)
     stdout, stderr = terminal.close()
     return stdout, stderr, Path(last[0]), last[1]
 
@@ -241,7 +233,7 @@ def teed(tmp_path: Path, chunks: Sequence[bytes]) -> bytes:
     async def body() -> None:
         source, worker = open_pipe()
         console = Console(terminal.stdout, "stdout")
-        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix=">")
+        stream = Tee(source, file=log_file(tmp_path / "out.log"), console=console, prefix=">")
         for chunk in chunks:
             os.write(worker, chunk)
             await events_handled()
@@ -250,7 +242,7 @@ def teed(tmp_path: Path, chunks: Sequence[bytes]) -> bytes:
         console.close()
         os.close(worker)
 
-    asyncio.run(body())
+    run_async(body)
     return terminal.close()[0].encode()
 
 
@@ -265,13 +257,13 @@ def test_a_line_without_an_end_is_shown_in_pieces(tmp_path: Path) -> None:
         ended = asyncio.Event()
         environments = [dict(os.environ)]
         command = ("/bin/sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x")
-        streams = logs.open(ASSIGNMENT, environments)
+        streams = await logs.open(ASSIGNMENT, environments)
         group = WorkerGroup.start([command], environments, streams, lambda *_: ended.set())
         await asyncio.wait_for(ended.wait(), DEADLINE)
         await group.stop(grace=0)
         logs.close(True)
 
-    asyncio.run(body())
+    run_async(body)
     (kept,) = tmp_path.glob("*/attempt_0/0/stdout.log")
     assert kept.stat().st_size == size
     os.close(descriptor)
@@ -301,12 +293,18 @@ def test_a_temporary_log_directory_stays_only_for_what_is_in_it(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     caplog.set_level(logging.INFO, "agent")
-    logs = JobLogs(launch(**asked))
-    for streams in logs.open(ASSIGNMENT, [{}]):
-        streams.close()
-    (place,) = tmp_path.glob("outlast_*/*/attempt_0/0")
-    (place / "error.json").write_text(text)
-    logs.close(success)
+
+    def leave_error_file(directory: str) -> None:
+        Path(directory, "attempt_0", "0", "error.json").write_text(text)
+
+    async def body() -> None:
+        logs = JobLogs(launch(**asked))
+        for streams in await logs.open(ASSIGNMENT, [{}]):
+            streams.close()
+        leave_error_file(logs.directory)
+        logs.close(success)
+
+    run_async(body)
     assert bool(list(tmp_path.glob("outlast_*"))) is kept
     said = [record.getMessage() for record in caplog.records if "the logs are in" in record.getMessage()]
     assert len(said) == kept
@@ -319,7 +317,7 @@ def test_a_full_disk_is_told_once_and_the_console_goes_on(tmp_path: Path, caplog
     async def body() -> None:
         source, worker = open_pipe()
         console = Console(terminal.stdout, "stdout")
-        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix=">")
+        stream = Tee(source, file=log_file(tmp_path / "out.log"), console=console, prefix=">")
         for number in range(3):
             os.write(worker, b"%d\n" % number)
             await events_handled()
@@ -327,7 +325,7 @@ def test_a_full_disk_is_told_once_and_the_console_goes_on(tmp_path: Path, caplog
         console.close()
         os.close(worker)
 
-    asyncio.run(body())
+    run_async(body)
     assert terminal.close()[0] == ">0\n>1\n>2\n"
     assert [record.getMessage() for record in caplog.records] == [
         f"cannot write {tmp_path / 'out.log'}: No space left on device; lines will be missing from it"
@@ -340,7 +338,7 @@ def test_a_closed_console_is_told_once_and_the_file_goes_on(tmp_path: Path, capl
         os.close(reader)
         source, worker = open_pipe()
         console = Console(writer, "stdout")
-        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix=">")
+        stream = Tee(source, file=log_file(tmp_path / "out.log"), console=console, prefix=">")
         os.write(worker, b"one\n")
         await events_handled()
         os.write(worker, b"two\n")
@@ -363,7 +361,7 @@ def test_no_console_at_all_is_fine(tmp_path: Path) -> None:
     async def body() -> None:
         source, worker = open_pipe()
         console = Console(closed, "stdout")
-        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix=">")
+        stream = Tee(source, file=log_file(tmp_path / "out.log"), console=console, prefix=">")
         os.write(worker, b"one\n")
         os.close(worker)
         stream.close()
@@ -377,7 +375,7 @@ def test_no_console_at_all_is_fine(tmp_path: Path) -> None:
 def test_a_console_that_nobody_reads_makes_workers_wait_and_loses_no_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tee, "_BACKLOG_LIMIT", 100_000)
+    monkeypatch.setattr(tee, "BACKLOG_LIMIT", 100_000)
     text = b"".join(b"%04d" % number + b"x" * 995 + b"\n" for number in range(5000))
 
     async def body() -> None:
@@ -388,7 +386,7 @@ def test_a_console_that_nobody_reads_makes_workers_wait_and_loses_no_line(
             reader, writer = ends[0].detach(), ends[1].detach()
         source, worker = open_pipe()
         console = Console(writer, "stdout")
-        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix="")
+        stream = Tee(source, file=log_file(tmp_path / "out.log"), console=console, prefix="")
         os.set_blocking(worker, False)
         written = await write_until_it_would_block(worker, text)
         assert written < len(text), "it would wait"
@@ -427,14 +425,14 @@ def write_all(descriptor: int, text: bytes) -> None:
 
 
 def test_a_console_that_is_closed_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tee, "_BACKLOG_LIMIT", 100_000)
+    monkeypatch.setattr(tee, "BACKLOG_LIMIT", 100_000)
     text = 5000 * (b"x" * 999 + b"\n")
 
     async def body() -> None:
         reader, writer = os.pipe()
         source, worker = open_pipe()
         console = Console(writer, "stdout")
-        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix="")
+        stream = Tee(source, file=log_file(tmp_path / "out.log"), console=console, prefix="")
         os.set_blocking(worker, False)
         written = await write_until_it_would_block(worker, text)
         os.set_blocking(worker, True)
@@ -470,7 +468,7 @@ def test_at_the_end_a_slow_console_gets_what_it_is_owed(tmp_path: Path) -> None:
 
     async def body() -> None:
         logs = JobLogs(launch(log_dir=str(tmp_path), tee=Std.OUT, prefix="$none"), stdout=writer)
-        streams = logs.open(ASSIGNMENT, [{}])
+        streams = await logs.open(ASSIGNMENT, [{}])
         assert streams[0].stdout is not None
         write_all(os.dup(streams[0].stdout), 900 * line)
         streams[0].close()
@@ -497,23 +495,24 @@ def test_a_process_that_keeps_a_workers_pipe_open_does_not_hold_up_the_end(tmp_p
     async def body() -> None:
         source, worker = open_pipe()
         console = Console(terminal.stdout, "stdout")
-        stream = Tee(source, file=LogFile(str(tmp_path / "out.log")), console=console, prefix=">")
+        stream = Tee(source, file=log_file(tmp_path / "out.log"), console=console, prefix=">")
         os.write(worker, b"last words")
         stream.close()
         console.close()
         os.close(worker)
 
-    asyncio.run(body())
+    run_async(body)
     assert terminal.close()[0] == ">last words\n"
 
 
 def test_a_pipe_that_ends_is_closed_at_once_while_the_others_go_on(tmp_path: Path) -> None:
     async def body() -> None:
         logs = JobLogs(launch(log_dir=str(tmp_path), tee=Std.OUT), stdout=console)
-        streams = logs.open(ASSIGNMENT, [{}, {}])
+        streams = await logs.open(ASSIGNMENT, [{}, {}])
         before = len(descriptors())
         streams[0].close()
         await events_handled()
+        await logs.disk.call(lambda: None)
         assert len(descriptors()) == before - 3, "the worker's end, ours and the file"
         streams[1].close()
         logs.close(True)
@@ -560,7 +559,7 @@ def test_when_a_generation_cannot_be_opened_nothing_stays_open(tmp_path: Path) -
     async def body() -> None:
         before = descriptors()
         with pytest.raises(LogsNotWritable, match=r"attempt_0: No such file or directory"):
-            logs.open(ASSIGNMENT, [{}, {}])
+            await logs.open(ASSIGNMENT, [{}, {}])
         assert descriptors() <= before
 
     logs = JobLogs(launch(log_dir=str(tmp_path), tee=Std.ALL))

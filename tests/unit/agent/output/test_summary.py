@@ -13,7 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from outlast.agent.output.summary import ERROR_LIMIT, failure_summary, forward_error_file, read_failure, root_failure
+from outlast.agent.output.summary import (
+    ERROR_LIMIT,
+    failure_summary,
+    forward_error_file,
+    read_error_file,
+    root_failure,
+    seen_failure,
+)
 from outlast.protocol.failures import Failure
 
 NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
@@ -37,7 +44,7 @@ def read(error_file: str, **changes: Any) -> Failure:
         "exit_code": 1,
         "at": 1700000100.25,
     }
-    return read_failure(error_file, **{**seen, **changes})
+    return read_error_file(seen_failure(**{**seen, **changes}), error_file)
 
 
 def torch_summary(failures: list[Failure], files: list[str]) -> str:

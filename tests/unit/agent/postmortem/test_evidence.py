@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outlast.agent.output.summary import read_failure
+from outlast.agent.output.summary import read_error_file, seen_failure
 from outlast.agent.postmortem.evidence import TAIL_BYTES, TAIL_LINES, Witness, tail, timed
 from outlast.agent.postmortem.kernel import KernelLog, count_oom_kills
 from outlast.agent.postmortem.verdicts import Judge
@@ -155,7 +155,8 @@ def test_the_error_file_tells_the_exception_where_the_board_does_not(tmp_path: P
     log.write_text("last line\n")
     witness = Witness()
     witness.begin([Streams(None, None, "", (str(log),))])
-    seen = witness.evidence(failure(error='{"message": {"message": "torch.OutOfMemoryError: CUDA"}}'), None, None)
+    known = failure(error='{"message": {"message": "torch.OutOfMemoryError: CUDA"}}')
+    seen = witness.evidence(known, None, None, witness.tail(0))
     witness.close()
     assert (seen.exception, seen.message, seen.log) == ("torch.OutOfMemoryError", "CUDA", ("last line",))
     assert witness.log_of(0) == str(log)
@@ -165,13 +166,14 @@ def test_a_failure_over_a_name_that_is_no_text_can_be_sent(tmp_path: Path) -> No
     log = f"{tmp_path}/\udcff.log"  # as Python has a path with the byte 0xff
     error_file = Path(f"{tmp_path}/\udcff.json")
     error_file.write_text(json.dumps({"message": {"message": "FileNotFoundError: no '\udcff.jpg'", "extraInfo": {}}}))
-    known = read_failure(str(error_file), node="a", host="h", rank=0, local_rank=0, pid=1, exit_code=1, at=time.time())
+    seen = seen_failure(node="a", host="h", rank=0, local_rank=0, pid=1, exit_code=1, at=time.time())
+    known = read_error_file(seen, str(error_file))
     witness = Witness()
     witness.begin([Streams(None, None, str(error_file), (log,))])
-    seen = witness.evidence(known, LastWords(time.time(), "E", "\udcff", "in \udcff.py"), None)
+    words = witness.evidence(known, LastWords(time.time(), "E", "\udcff", "in \udcff.py"), None)
     by_file = witness.evidence(known, None, None)
     witness.close()
-    for evidence in (seen, by_file):
+    for evidence in (words, by_file):
         for first in (True, False):
             msgspec.msgpack.encode(Judge("").judged(known, evidence, log=witness.log_of(0), first=first))
 

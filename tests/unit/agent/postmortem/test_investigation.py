@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launches import assignment
+from outlast.agent.output.disk import Disk
 from outlast.agent.postmortem import gpus
 from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.postmortem.verdicts import Judge
 from outlast.core.node.inputs import Decided
-from outlast.protocol.generations import Assignment
 from outlast.system.tasks import Tasks
 
 
@@ -26,8 +27,8 @@ def test_what_is_pending_is_decided_also_where_to_ask_failed(tmp_path: Path, mon
 
     async def play() -> None:
         tasks = Tasks(errors.append)
-        inquest = Investigation("a", "j", Judge(""), None, feed=fed.append, tasks=tasks)
-        inquest.begin(Assignment(1, 0, 1, 0, 1, 0, 1, "h", 1, 0))
+        inquest = Investigation("a", "j", Judge(""), None, disk=Disk(), feed=fed.append, tasks=tasks)
+        inquest.begin(assignment(first_rank=0))
         failure = inquest.failure(0, 1, -11, written=False)
         assert inquest.judged(failure, first=True).pending
         await tasks.wait()
