@@ -12,8 +12,9 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
-    from typing import NoReturn
+    from typing import NoReturn, TextIO
 
 BOARD = "OUTLAST_BOARD"  # board.VARIABLE, which is not loaded yet
 
@@ -69,7 +70,29 @@ def install() -> None:
         sys.__excepthook__ = hook
     sys.excepthook = hook
     sys.exit = exit
+    _listen(sys.stderr, lambda text: exiting.__setitem__(0, SystemExit(text)))
     atexit.register(ending)
+
+
+def _listen(stream: TextIO | None, heard: Callable[[str], None]) -> None:
+    """Hear what Python itself writes to this stream when it ends, the text of `raise SystemExit("why")`.
+
+    No hook is told of that exception, and it is gone before anything else runs.
+    """
+    if type(stream).__name__ != "TextIOWrapper":
+        return
+    assert stream is not None
+    put = stream.write
+
+    def write(text: str, /) -> int:
+        try:
+            sys._getframe(1)
+        except ValueError:  # no Python code has called this
+            if text.strip():
+                heard(text)
+        return put(text)
+
+    stream.write = write  # type: ignore[method-assign]
 
 
 def write(address: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -96,13 +96,30 @@ def test_what_is_no_exception_of_the_worker_leaves_nothing(board: Board, code: s
     assert board.last_words(0) is None
 
 
-@pytest.mark.parametrize("code", ["import sys; sys.exit('no data')", "from sys import exit; exit('no data')"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit('no data')",
+        "from sys import exit; exit('no data')",
+        "raise SystemExit('no data')",
+        "exit('no data')",
+        "class Why:\n    def __str__(self): return 'no data'\nraise SystemExit(Why())",
+        "class Ended(SystemExit): pass\nraise Ended('no data')",
+        "try: int('x')\nexcept ValueError as error: raise SystemExit('no data') from error",
+    ],
+)
 def test_the_text_of_an_exit_is_left_on_the_board(board: Board, code: str) -> None:
     ended = worker(board, code)
     assert (ended.returncode, ended.stderr) == (1, "no data\n")
     words = board.last_words(0)
     assert words is not None
     assert (words.exception, words.message) == ("SystemExit", "no data")
+
+
+def test_what_a_script_writes_to_stderr_is_no_exit(board: Board) -> None:
+    ended = worker(board, "import sys; sys.stderr.write('no data\\n'); print('at all', file=sys.stderr); sys.exit(3)")
+    assert (ended.returncode, ended.stderr) == (3, "no data\nat all\n")
+    assert board.last_words(0) is None
 
 
 @pytest.mark.parametrize("later", ["sys.exit(3)", "raise ValueError('other')"])
