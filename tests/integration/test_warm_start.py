@@ -142,6 +142,43 @@ def test_a_rank_that_comes_too_early_waits_for_rank_0_and_torch_is_not_refused(t
     assert not [line for line in process.lines if "socket" in line and "hostname of the client" not in line]
 
 
+IGNORES = """
+import os, signal, sys
+names = [each.name for each in sorted(signal.valid_signals()) if signal.getsignal(each) is signal.SIG_IGN]
+forked = "torch" in sys.modules
+import torch
+print(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']} ignores {names}, pid {os.getpid()}, forked {forked}")
+if "wait" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    signal.pause()
+"""
+
+
+def test_workers_ignore_what_they_would_under_torchrun_forked_or_not(
+    installed: Callable[[dict[str, str]], Path], tmp_path: Path
+) -> None:
+    """As a shell's `&` and `nohup` leave it: the launcher's own signals are handled, and so default in workers."""
+    script = tmp_path / "ignores.py"
+    script.write_text(IGNORES)
+    shell = ["sh", "-c", 'trap "" INT HUP USR1 TSTP; exec "$@"', "sh"]
+    seen = {}
+    for name, command in {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", script],
+        "not forked": [installed({}), "-m", "outlast", "run", "--standalone", "--warm-start=false", script],
+    }.items():
+        with Process([*shell, *command]) as process:
+            seen[name] = process.wait_for("restart 0 ignores (.*), pid .* forked False", anywhere=True)[1]
+            assert process.wait() == 0, process.output
+    command = [installed({}), "-m", "outlast", "run", "--standalone", "--max-restarts=1", script, "wait"]
+    with Process([*shell, *command], env=DEBUG) as process:
+        first = int(process.wait_for(r"restart 0 .*pid (\d+)", anywhere=True)[1])
+        process.wait_for(READY, anywhere=True)
+        os.kill(first, signal.SIGKILL)
+        seen["forked"] = process.wait_for("restart 1 ignores (.*), pid .* forked True", anywhere=True)[1]
+        assert process.wait() == 0, process.output
+    assert seen["torchrun"] == "['SIGUSR1', 'SIGPIPE', 'SIGTSTP', 'SIGXFSZ']"
+    assert len(set(seen.values())) == 1, seen
+
+
 # -- what it learns
 
 

@@ -35,6 +35,7 @@ TIDYING = 2.0  # seconds for that
 
 _MARK = "OUTLAST_WORKER_GROUP"  # tells our workers' descendants from all other children of this process
 _SETTABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+_PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)  # Python itself ignores them
 
 
 class InPlaceLink(Protocol):
@@ -470,7 +471,11 @@ def start_bound(
     stderr: int | None,
     pass_fds: Sequence[int],
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, with default signals, that dies with this process."""
+    """Start a program in a session of its own that dies with this process.
+
+    Its signals are as under torchrun: default, but for those that whoever started this process (`nohup`, a shell's `&`)
+    had it ignore, and that it does not handle itself.
+    """
     # A signal between fork and exec would run the agent's handlers in the child, on the agent's own wake-up pipe.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SETTABLE)
     try:
@@ -491,7 +496,8 @@ def _before_exec(agent: int) -> Callable[[], None]:
     def prepare() -> None:
         prctl.die_with(agent)
         for signum in _SETTABLE:
-            signal.signal(signum, signal.SIG_DFL)
+            if signum in _PYTHONS or signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     return prepare

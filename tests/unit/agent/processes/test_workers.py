@@ -330,10 +330,11 @@ def test_a_worker_has_no_descriptors_but_the_first_three() -> None:
     with_node(body)
 
 
-def test_a_worker_has_default_signals_its_own_session_and_an_empty_mask() -> None:
+def test_a_worker_has_the_signals_of_the_launchers_parent_its_own_session_and_an_empty_mask() -> None:
     async def body(node: Node) -> None:
-        before = {signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGPIPE)}
+        before = {signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE)}
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         try:
             command = "grep -E '^Sig(Blk|Ign)' /proc/self/status; cut -d' ' -f6 /proc/$$/stat"
@@ -345,7 +346,7 @@ def test_a_worker_has_default_signals_its_own_session_and_an_empty_mask() -> Non
         lines = await node.lines(3)
         # 32 and 33 are the C library's own: make ignores them for all that it starts, and nobody can take that back.
         masks = [int(line.split()[1], 16) & ~0x180000000 for line in lines if line.startswith("Sig")]
-        assert masks == [0, 0]
+        assert masks == [0, 1 << (signal.SIGHUP - 1)]
         assert lines[2] == str(group.pids[0])
 
     with_node(body)
