@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,12 +78,27 @@ class Restorer:
                 f"{bad[0]}. Repair one, or move them away to begin anew"
             )
         if any(part.sequence for part in parts):  # not of a first save that was cut off: there was more before
+            self._begin_anew(parts)
+        return None
+
+    def _begin_anew(self, parts: Sequence[_PartInMemory]) -> None:
+        """Nothing can be loaded, and there was something. Raises ValueError if that is the script's own doing."""
+        lost = set(range(max(part.world for part in parts))) - {part.rank for part in parts}
+        if not lost:
             raise ValueError(
                 f"{self._directory} has no checkpoint, and no snapshot in memory is whole: there is {_listed(parts)}. "
                 "All ranks must save the same steps, less than one save apart, and durable=True puts them on disk; to "
                 f"begin anew, remove {self._directory}"
             )
-        return None
+        if self._ranks.rank == 0:
+            log.error(
+                "TRAINING BEGINS AGAIN AT STEP 0: the snapshots of %s were lost with a node, none is on disk, and all is "
+                "lost up to step %d (left is %s). durable=True puts snapshots on disk; --ft-replicas keeps copies on "
+                "another host",
+                _ranks(lost),
+                max(part.step for part in parts),
+                _listed(parts),
+            )
 
     @property
     def _share(self) -> tuple[int, int]:
@@ -126,7 +141,9 @@ class Restorer:
         if self._memory.place is not None and self._memory.number != 0:
             return []
         found = [ticket for _, ticket in self._memory.tickets()]
-        return [_PartInMemory(each.save.step, each.rank, each.save.sequence, each.origin) for each in found]
+        return [
+            _PartInMemory(each.save.step, each.rank, each.save.sequence, each.origin, each.save.world) for each in found
+        ]
 
     def _stored(self) -> tuple[list[FoundCheckpoint], str, str]:
         """What is on disk, the directory's id, and why that cannot be known."""
@@ -196,22 +213,24 @@ class _PartInMemory(NamedTuple):
     rank: int
     sequence: int  # of its save: 0 for the first one since the ranks planned together
     origin: str
+    world: int  # ranks that saved
 
 
 def _listed(parts: Iterable[_PartInMemory]) -> str:
     """Which steps ranks have, in a few words.
 
-    >>> _listed([_PartInMemory(54, 0, 7, "o"), _PartInMemory(55, 1, 8, "o"), _PartInMemory(54, 2, 7, "o")])
+    >>> _listed([_PartInMemory(54, 0, 7, "o", 3), _PartInMemory(55, 1, 8, "o", 3), _PartInMemory(54, 2, 7, "o", 3)])
     'step 54 of ranks 0, 2; step 55 of rank 1'
     """
     ranks: dict[int, set[int]] = {}
     for part in parts:
         ranks.setdefault(part.step, set()).add(part.rank)
-    texts = []
-    for step, its in sorted(ranks.items()):
-        few = ", ".join(map(str, sorted(its)[:8])) + (", …" if len(its) > 8 else "")
-        texts.append(f"step {step} of rank{'s' if len(its) > 1 else ''} {few}")
-    return "; ".join(texts)
+    return "; ".join(f"step {step} of {_ranks(its)}" for step, its in sorted(ranks.items()))
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    few = ", ".join(map(str, sorted(ranks)[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {few}"
 
 
 def _step_in(name: str) -> int:

@@ -69,6 +69,25 @@ def test_ranks_that_have_no_step_in_common_are_told_and_do_not_begin_anew(tmp_pa
     assert "\n" not in first
 
 
+def test_a_job_whose_only_copy_was_lost_with_a_node_begins_anew_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception would end every restart of it, and there is nothing that anybody could restore."""
+    drift(tmp_path, [51, 52], [51, 52])
+    for slot in (tmp_path / "arena").glob("1.[0-9]"):
+        slot.unlink()  # the node of rank 1 is gone, with all that it had
+
+    def body(rank: int) -> tuple[int, list[str]]:
+        with caplog.at_level(logging.WARNING, "outlast"):
+            return restored(tmp_path, rank), [record.getMessage() for record in caplog.records]
+
+    (first, said), (second, silent) = on_ranks(2, body, tmp_path)
+    assert (first, second, silent) == (0, 0, [])
+    assert len(said) == 1
+    assert said[0].startswith("TRAINING BEGINS AGAIN AT STEP 0: the snapshots of rank 1 were lost with a node")
+    assert "all is lost up to step 52 (left is step 51 of rank 0; step 52 of rank 0)" in said[0]
+
+
 def test_what_is_newer_in_memory_and_cannot_be_used_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def save() -> None:
         saver = Checkpointer(tmp_path / "ck")
