@@ -131,6 +131,11 @@ class Agent:
         """Whether somebody wants it to end at once."""
         return self._signals.hurry.done()
 
+    @property
+    def unwritten(self) -> str:
+        """Which snapshot should be on disk and is not, after `run`."""
+        return self._keeper.unwritten
+
     async def run(self) -> Over:
         """Take part in the job until it is over, or this node has left it. Raises `CoordinatorUnreachable`."""
         self._signals.listen(self._launch.signals)

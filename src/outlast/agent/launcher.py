@@ -78,6 +78,8 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
             over = await agent.run()
         finally:
             _discard_token(launch)  # now, not last of all: whoever hosts the coordinator may be killed while it waits
+        if over.success and agent.unwritten:  # a script that never calls wait() has not noticed
+            over = msgspec.structs.replace(over, success=False, reason=agent.unwritten)
         await _see_off(agent.client.seat.hosting, over)
         if not agent.hurried:
             await _show_all(logs)

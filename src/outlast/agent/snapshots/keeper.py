@@ -129,12 +129,19 @@ class Keeper:
         self._closing = False
         self._born = 0.0
         self._brief_lives = 0
-        self._missed: set[Mark] = set()  # durable snapshots that nobody is there to write
+        self._missed: dict[Mark, int] = {}  # durable snapshots that nobody is there to write, with their steps
 
     @property
     def port(self) -> int:
         """Where other nodes reach it; 0: nowhere."""
         return self._line.port if self._line is not None else 0
+
+    @property
+    def unwritten(self) -> str:
+        """Which snapshot should be on disk and is not, after `close`; "" if all are."""
+        if not self._missed:
+            return ""
+        return f"step {max(self._missed.values())}, a durable save, is not on disk: no keeper lived on this node"
 
     def held(self) -> tuple[Held, ...]:
         """What is in memory here. To be asked when no worker changes it."""
@@ -268,6 +275,7 @@ class Keeper:
         self._end()
         self._gone.set()
         if self._closing and how == 0:
+            self._missed.clear()  # a keeper writes all that it finds
             return
         self._brief_lives = self._brief_lives + 1 if brief else 0
         if self._brief_lives >= ATTEMPTS:  # the next word to it is the next attempt
@@ -287,7 +295,7 @@ class Keeper:
                 problem = f"step {step} is not on disk: no keeper lives on this node ({why})"
                 tell(self.arena, Outcome(each.mark, step, problem))
                 if each.mark not in self._missed:  # also for a worker that saves and does not wait
-                    self._missed.add(each.mark)
+                    self._missed[each.mark] = step
                     log.error("%s", problem)
 
     def _end(self) -> None:

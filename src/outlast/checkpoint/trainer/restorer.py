@@ -92,9 +92,8 @@ class Restorer:
             )
         if self._ranks.rank == 0:
             log.error(
-                "TRAINING BEGINS AGAIN AT STEP 0: the snapshots of %s were lost with a node, none is on disk, and all is "
-                "lost up to step %d (left is %s). durable=True puts snapshots on disk; --ft-replicas keeps copies on "
-                "another host",
+                "TRAINING BEGINS AGAIN AT STEP 0: the snapshots of %s were lost with a node, none is on disk, and all "
+                "is lost up to step %d (left: %s). durable=True puts snapshots on disk, --ft-replicas on other hosts",
                 _ranks(lost),
                 max(part.step for part in parts),
                 _listed(parts),

@@ -182,6 +182,7 @@ def test_where_no_keeper_lives_nobody_waits_for_it_and_it_is_not_tried_for_ever(
         worker.close()
         arena.close()
         await asyncio.wait_for(keeper.close(), SOON)
+        assert keeper.unwritten.startswith("step 2, a durable save, is not on disk")
 
     asyncio.run(scene())
     assert caplog.text.count("no keeper lives here") == 1

@@ -85,7 +85,7 @@ def test_a_job_whose_only_copy_was_lost_with_a_node_begins_anew_and_says_so(
     assert (first, second, silent) == (0, 0, [])
     assert len(said) == 1
     assert said[0].startswith("TRAINING BEGINS AGAIN AT STEP 0: the snapshots of rank 1 were lost with a node")
-    assert "all is lost up to step 52 (left is step 51 of rank 0; step 52 of rank 0)" in said[0]
+    assert "all is lost up to step 52 (left: step 51 of rank 0; step 52 of rank 0)" in said[0]
 
 
 def test_what_is_newer_in_memory_and_cannot_be_used_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
