@@ -14,6 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.elastic import events
 from torch.distributed.elastic.events import handlers
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -26,6 +27,8 @@ from processes import Process, outlast, python
 TOUCHES = str(SCRIPTS / "touches.py")
 EXITS = str(SCRIPTS / "exits.py")
 IGNORED = ["--monitor-interval=1", "--start-method=spawn"]
+CPUS = len(os.sched_getaffinity(0))
+ON_CPUS = pytest.mark.skipif(torch.accelerator.is_available(), reason="auto counts the accelerators here")
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +89,7 @@ def test_the_flags_of_the_older_launcher_work(place: Path) -> None:
     assert ranks(place) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize(("flags", "world"), [(["--nproc-per-node=4"], 4), ([], 1)])
+@pytest.mark.parametrize(("flags", "world"), [(["--nproc-per-node=4"], 4), ([], 1)], ids=["4 workers", "default"])
 def test_every_rank_of_a_program_runs(flags: list[str], world: int, shell_script: str, place: Path) -> None:
     flags = ["--nnodes=1", *flags, *IGNORED, "--no-python"]
     with pytest.raises(ValueError, match="do not go together"):
@@ -113,10 +116,18 @@ def test_flags_may_come_from_the_environment(shell_script: str, place: Path, mon
     assert ranks(place) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize(("kind", "world"), [("4", 4), ("cpu", len(os.sched_getaffinity(0)))])
+@pytest.mark.parametrize(
+    ("kind", "world"), [("4", 4), ("cpu", CPUS), pytest.param("auto", CPUS, marks=ON_CPUS)], ids=["4", "cpu", "auto"]
+)
 def test_the_number_of_workers_may_be_a_number_or_a_kind(kind: str, world: int, shell_script: str, place: Path) -> None:
     main(["--nnodes=1", f"--nproc-per-node={kind}", *IGNORED, "--no-python", shell_script, str(place)])
     assert ranks(place) == [str(rank) for rank in range(world)]
+
+
+def test_a_number_of_workers_that_is_none_is_refused(shell_script: str, place: Path) -> None:
+    with pytest.raises(ValueError, match="unknown"):
+        main(["--nnodes=1", "--nproc-per-node=unknown", *IGNORED, "--no-python", shell_script, str(place)])
+    assert ranks(place) == []
 
 
 def test_one_node_of_an_elastic_job_is_enough(place: Path) -> None:
@@ -165,7 +176,7 @@ def test_numbers_of_nodes_that_make_no_sense_are_refused(nnodes: str, words: str
         main([f"--nnodes={nnodes}", EXITS, "0"])
 
 
-@pytest.mark.parametrize("method", ["tcp://localhost:{}", "env://"])
+@pytest.mark.parametrize("method", ["tcp://localhost:{}", "env://"], ids=["tcp", "env://"])
 def test_ranks_meet_by_either_init_method_and_know_that_they_were_launched(method: str, place: Path) -> None:
     port = free_port()
     meeting = ["--master-addr=localhost", f"--master-port={port}"]
