@@ -173,6 +173,7 @@ class WorkerFailed(_JobEvent, frozen=True, tag="worker failed"):
 
     failure: FailedRank
     followers: int  # failures of other ranks that followed from it
+    ago: float = 0.0  # seconds before this event: when it happened, or when the rank that hung last moved
 
 
 class Restarting(_JobEvent, frozen=True, tag="restarting"):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from outlast.events import events
 from outlast.events.events import JobEvent
+from outlast.events.reasons import EndReason
 from outlast.events.sentences import whys
 from outlast.ledger.book import Book, Span
 from outlast.ledger.faults import Fault, explains, fault_of, is_planned, named
@@ -366,18 +367,21 @@ class Accountant:
     def _explain(self, event: events.GenerationEnding) -> None:
         """Another reason has come to it: it may be the root of the first."""
         if self._fault and explains(event.reason) and self.faults[self._fault - 1].kind in ("rank failed", "hang"):
-            kind, cause, place = named(event.reason)
-            text = whys([event.reason])
-            fault = self.faults[self._fault - 1]
-            self.faults[self._fault - 1] = replace(fault, kind=kind, cause=cause, place=place, text=text)
+            self._name_root(event.reason, event.ago)
+
+    def _name_root(self, reason: EndReason, ago: float) -> None:
+        """It was this that happened, and that may have been before what was heard of first."""
+        kind, cause, place = named(reason)
+        at = self._since(ago, LedgerState.HUNG if kind == "hang" else LedgerState.DETECTING, self._fault)
+        fault = self.faults[self._fault - 1]
+        self.faults[self._fault - 1] = replace(
+            fault, kind=kind, cause=cause, place=place, text=whys([reason]), at=min(at, fault.at)
+        )
 
     @_on.register
     def _(self, event: events.WorkerFailed) -> None:
         if self._fault:
-            kind, cause, place = named(event.failure)
-            text = whys([event.failure])
-            fault = self.faults[self._fault - 1]
-            self.faults[self._fault - 1] = replace(fault, kind=kind, cause=cause, place=place, text=text)
+            self._name_root(event.failure, event.ago)
 
     @_on.register
     def _(self, event: events.JobOver) -> None:

@@ -61,7 +61,7 @@ def crash(*, first: int | None = 41, ago: float = 0.5) -> LedgerSummary:
         *TRAINS,
         (60.5, events.GenerationEnding(generation=1, reason=FAILED, ago=ago)),
         (61.0, events.WorkersGone(generation=1, step=50, ago=1.2)),
-        (61.0, events.WorkerFailed(generation=1, failure=FAILED, followers=0)),
+        (61.0, events.WorkerFailed(generation=1, failure=FAILED, followers=0, ago=1.0)),
         (61.1, formed(2)),
         (63.1, events.TrainingBegan(generation=2, step=first)),
         (100.0, over(2)),
@@ -77,6 +77,19 @@ def test_a_crash_costs_from_its_instant_to_the_first_step_after_it() -> None:
     assert told.mttr["out-of-memory"].mean_seconds == pytest.approx(3.1)
     assert cost.cost == pytest.approx(2 * 3.1)  # two nodes, at one a second
     assert told.time["productive"] == pytest.approx(50 + 36.9)
+
+
+def test_the_root_may_have_failed_before_the_failure_that_was_heard_of_first() -> None:
+    told = story(
+        *TRAINS,
+        (60.0, events.GenerationEnding(generation=1, reason=reasons.FailedRank("a", 0, 1), ago=0.1)),
+        (60.5, events.WorkersGone(generation=1, step=50, ago=0.9)),
+        (60.5, events.WorkerFailed(generation=1, failure=FAILED, followers=1, ago=0.8)),
+        (60.5, formed(2)),
+    )
+    (cost,) = told.faults
+    assert cost.states["detecting"] == pytest.approx(0.3, abs=1e-6)
+    assert cost.fault.place == "rank 1 on b"
 
 
 def test_steps_that_are_made_again_are_redone_and_no_longer_productive() -> None:

@@ -18,7 +18,7 @@ from outlast.core.membership.member import Member, names_of
 from outlast.core.membership.roster import assign, last_ranks, line_up
 from outlast.core.node_checks.checks import Fitness
 from outlast.core.node_checks.table import notice, summary
-from outlast.core.recovery.failures import facts_of, root_first, shortened
+from outlast.core.recovery.failures import facts_of, root_first, seconds_ago, shortened
 from outlast.diagnosis.observation import Observation
 from outlast.events.events import (
     CoordinatorTookOver,
@@ -231,7 +231,8 @@ class JobCourse:
         current, recovery = s.current, s.recovery
         failures = current.failures = root_first(current.failures)
         failed = s.last_fault = facts_of(failures[0])
-        s.out.publish(WorkerFailed(generation=current.number, failure=failed, followers=len(failures) - 1))
+        ago = seconds_ago(failures[0], now)
+        s.out.publish(WorkerFailed(generation=current.number, failure=failed, followers=len(failures) - 1, ago=ago))
         if spent := recovery.spent(failures):
             self.end(False, Ending.FAILED, spent, now, final=recovery.budget.is_final(failures))
             return False
@@ -335,9 +336,7 @@ class JobCourse:
         s = self._state
         s.current.fail(failures)
         if s.phase is Phase.RUNNING and failures:
-            first = failures[0]
-            ago = (max(0.0, now - first.clock) if first.clock else 0.0) + first.idle
-            self.stop(facts_of(first), ago=ago)
+            self.stop(facts_of(failures[0]), ago=seconds_ago(failures[0], now))
 
     def plan(self, why: ChangeReason, now: float) -> None:
         """The generation is to end, and nobody has failed: first let all ranks save, if it runs and they can."""
@@ -361,7 +360,7 @@ class JobCourse:
         if s.phase is Phase.RUNNING:
             self.stop(why, ago=ago)
         elif s.phase is Phase.STOPPING:
-            s.out.publish(GenerationEnding(generation=s.generation, reason=why, also=True))
+            s.out.publish(GenerationEnding(generation=s.generation, reason=why, also=True, ago=ago))
 
     def stop(self, why: EndReason, *, ago: float = 0.0) -> None:
         s = self._state

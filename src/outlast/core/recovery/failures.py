@@ -80,3 +80,8 @@ def facts_of(failure: Failure) -> FailedRank:
 def by_whom(failure: Failure) -> str:
     """What decided on its strategy, in brackets; nothing, where that was nobody in particular."""
     return f" ({failure.decided})" if failure.decided else ""
+
+
+def seconds_ago(failure: Failure, now: float) -> float:
+    """How long ago it happened, by the coordinator's clock; of a rank that hung, since it last moved."""
+    return (max(0.0, now - failure.clock) if failure.clock else 0.0) + failure.idle
