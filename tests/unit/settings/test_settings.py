@@ -49,6 +49,7 @@ def test_the_defaults_are_decisions() -> None:
         "empty_timeout": 10.0,
         "journal": "",
         "events": "",
+        "webhook": "",
         "tie_break": "off",
         "restart_grace": 0.05,
         "planned_change_timeout": 20.0,
