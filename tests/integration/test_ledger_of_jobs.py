@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import psutil
 
-from jobs import SCRIPTS, job
+from jobs import SCRIPTS, free_port, job, node
 from outlast.ledger.accountant import Accountant
 from outlast.ledger.states import LedgerState
 from outlast.ledger.summary import ledger, summarize
@@ -16,6 +17,21 @@ from outlast.reports.sources import recorded
 from processes import outlast
 
 STEPS = SCRIPTS / "counts_steps.py"
+
+
+def _steps_until(folder: Path, enough: Path) -> Path:
+    """A script that makes steps until this file is there."""
+    script = folder / "train.py"
+    script.write_text(
+        "import os, time, outlast\n"
+        "step = 0\n"
+        f"while not os.path.exists({str(enough)!r}):\n"
+        "    time.sleep(0.02)\n"
+        "    step += 1\n"
+        "    outlast.step(step)\n"
+        "    if step == 5: print('five steps', flush=True)\n"
+    )
+    return script
 
 
 def books_of(path: Path) -> Accountant:
@@ -44,18 +60,20 @@ def test_a_crash_is_accounted_for_to_the_nanosecond_and_the_journal_says_the_sam
     assert again.book.time().keys() | {LedgerState.FORMING} == books.book.time().keys() | {LedgerState.FORMING}
 
 
+def test_metrics_follow_a_running_job(tmp_path: Path) -> None:
+    port, enough = free_port(), tmp_path / "enough"
+    with node("a", port, "--nnodes=1", script=_steps_until(tmp_path, enough)) as process:
+        process.wait_for("five steps")
+        with outlast("metrics", "--once", f"--endpoint=127.0.0.1:{port}") as metrics:
+            assert metrics.wait() == 0, metrics.output
+        enough.touch()
+        assert process.wait() == 0, process.output
+    assert re.search(r"outlast_job_state\{.*training.*\} 1.0", metrics.output)
+
+
 def test_a_coordinator_that_is_killed_leaves_no_gap(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, time, outlast\n"
-        "step = 0\n"
-        f"while not os.path.exists({str(tmp_path / 'enough')!r}):\n"
-        "    time.sleep(0.02)\n"
-        "    step += 1\n"
-        "    outlast.step(step)\n"
-        "    if step == 5: print('five steps', flush=True)\n"
-    )
+    script = _steps_until(tmp_path, tmp_path / "enough")
     with job(f"--log-dir={logs}", "--tee=3", "--supervise", script=script) as process:
         process.wait_for("five steps")
         children = psutil.Process(process.pid).children(recursive=True)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import queue
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outlast.cli.flags import Parser
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
+from outlast.cli import observing
+from outlast.events.numbered import NumberedEvent
+from outlast.ledger.reading import RecordedEvent
 from outlast.metrics.export import registry, serve, text, write
 from outlast.metrics.meter import Family, Meter
 from outlast.metrics.tail import EventTail
+from outlast.observe import FoundJob, ObserverRefused
 from outlast.reports.sources import EVENTS
 
 PORT = 9464
@@ -22,20 +28,19 @@ PORT = 9464
 def main(argv: Sequence[str]) -> int:
     """Serve, write a file, or print once; 1 for what cannot be done."""
     args = _arguments(argv)
-    tail, meter = EventTail([_file(Path(each)) for each in args.source]), Meter()
-
-    def families(now: float) -> list[Family]:
-        meter.read(tail.news())
-        return meter.families(now)
-
+    meter, ended = Meter(), _ended()
     try:
-        made = registry(families, lambda: {"job": meter.job, "run": meter.run})
+        follower = None if args.source else Follower(observing.found(args), once=args.once, ended=ended)
+        news = follower.news if follower is not None else EventTail([_file(Path(each)) for each in args.source]).news
+        made = registry(_families(meter, news), lambda: {"job": meter.job, "run": meter.run})
         if args.once:
             print(text(made), end="")
         elif args.textfile:
-            _keep_writing(made, Path(args.textfile), args.interval, meter)
+            _keep_writing(made, Path(args.textfile), args.interval, meter, ended)
         else:
-            _keep_serving(made, args.listen)
+            _keep_serving(made, args.listen, ended)
+        if follower is not None and follower.error:
+            raise ValueError(follower.error)
     except OSError as error:
         print(f"outlast metrics: error: {error.filename or args.listen}: {error.strerror}", file=sys.stderr)
         return 1
@@ -45,19 +50,63 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _keep_writing(made: Any, path: Path, interval: float, meter: Meter) -> None:
-    ended = _ended()
+class Follower:
+    """A running job's events, read by a thread as an observer. `ended` is set when they cannot be read any more."""
+
+    def __init__(self, job: FoundJob, *, once: bool, ended: threading.Event) -> None:
+        self.error = ""
+        self._job, self._once, self._ended = job, once, ended
+        self._events: queue.SimpleQueue[RecordedEvent] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def news(self) -> list[RecordedEvent]:
+        """The events since the last call."""
+        if self._once:
+            self._thread.join()
+        found = []
+        while not self._events.empty():
+            found.append(self._events.get())
+        return found
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._follow())
+        except (ValueError, OSError, CoordinatorUnreachable, ObserverRefused) as error:
+            self.error = str(error)
+            self._ended.set()
+
+    async def _follow(self) -> None:
+        async with self._job.observer() as observer:
+            async for told in observer.events(follow=not self._once):
+                if isinstance(told, NumberedEvent):
+                    self._events.put(
+                        RecordedEvent(told.time, told.event, observer.job, observer.run, told.term, told.number)
+                    )
+
+
+def _families(meter: Meter, news: Callable[[], list[RecordedEvent]]) -> Callable[[float], list[Family]]:
+    lock = threading.Lock()  # each scrape has a thread of its own
+
+    def families(now: float) -> list[Family]:
+        with lock:
+            meter.read(news())
+            return meter.families(now)
+
+    return families
+
+
+def _keep_writing(made: Any, path: Path, interval: float, meter: Meter, ended: threading.Event) -> None:
     while True:
         write(made, path)
         if meter.over or ended.wait(interval):
             return
 
 
-def _keep_serving(made: Any, listen: str) -> None:
+def _keep_serving(made: Any, listen: str, ended: threading.Event) -> None:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"--listen {listen}: give HOST:PORT, as 127.0.0.1:{PORT}")
-    ended = _ended()
     server, bound = serve(made, host.strip("[]"), int(port))
     print(f"serving metrics at http://{host}:{bound}/metrics", flush=True)
     ended.wait()
@@ -81,12 +130,13 @@ def _file(path: Path) -> Path:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(
-        prog="outlast metrics",
-        description="Follows a job's events and serves them as metrics for Prometheus; needs `outlast[metrics]`.",
+    parser = observing.parser(
+        "metrics", "Follows a job and serves its metrics to Prometheus; needs `outlast[metrics]`."
     )
     parser.add_argument(
-        "source", nargs="+", help="The events file (--ft-events) or log directory; several, of several hosts."
+        "source",
+        nargs="*",
+        help="An events file (--ft-events) or log directory instead of a running job; several, of several hosts.",
     )
     parser.add_argument("--listen", default=f"127.0.0.1:{PORT}", help=f"Where to serve (127.0.0.1:{PORT}).")
     parser.add_argument("--textfile", default="", help="Write this file instead, for node_exporter; ends with the job.")

@@ -11,7 +11,6 @@ from outlast.journal import Began, Happened, JournalCut, JournalDamaged, Record,
 from outlast.ledger.reading import RecordedEvent, Recording, recordings
 
 EVENTS = "events.jsonl"  # in a log directory
-LARGEST = 1 << 30
 
 
 def recorded(paths: Sequence[Path], *, job: str = "") -> tuple[Recording, list[str]]:
