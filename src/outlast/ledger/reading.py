@@ -36,7 +36,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     job: str = ""
     run: str = ""
     term: int = 1
-    number: int = 0
+    number: int = msgspec.field(default=0, name="id")
 
 
 _envelope = msgspec.json.Decoder(_Envelope)

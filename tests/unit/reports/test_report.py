@@ -13,7 +13,7 @@ from outlast.cli.report import main
 from outlast.coordinator.event_stream import EventStream
 from outlast.events import events, reasons
 from outlast.events.events import JobEvent
-from outlast.protocol.succession import Term
+from outlast.events.numbered import NumberedEvent
 
 EVIL = "</td><script>alert(1)</script><img src=https://example.org/x>"
 FAILED = reasons.FailedRank(f"b{EVIL}", 1, 1, cause="out-of-memory")
@@ -40,8 +40,8 @@ STORY: list[JobEvent] = [
 
 def recorded(path: Path, story: list[JobEvent] = STORY, job: str = "j") -> Path:
     stream = EventStream(str(path), job=job)
-    for event in story:
-        stream.append(event, run="r", term=Term(1, "a"))
+    for number, event in enumerate(story, 1):
+        stream.append(NumberedEvent(number, 1e9 + number, 1, event), run="r")
     stream.close()
     return path
 
@@ -97,9 +97,23 @@ def test_a_run_that_was_cut_short_is_reported_as_far_as_it_goes(tmp_path: Path, 
     assert "could not be read" in target.read_text()
 
 
+def test_what_several_hosts_wrote_of_a_run_is_put_together_and_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = recorded(tmp_path / "whole.jsonl")
+    lines = whole.read_bytes().splitlines(keepends=True)
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_bytes(b"".join(lines[:6]))
+    second.write_bytes(b"".join(lines[4:]))
+    assert main([str(second), str(first), "--text"]) == 0
+    together = capsys.readouterr().out
+    assert main([str(whole), "--text"]) == 0
+    assert together == capsys.readouterr().out
+
+
 def test_of_several_runs_in_a_file_the_newest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = recorded(tmp_path / "e.jsonl")
-    recorded(file, STORY[:3], job="second")
+    recorded(file, STORY, job="second")
     assert main([str(file), "--text"]) == 0
     shown = capsys.readouterr()
     assert "job second" in shown.out
