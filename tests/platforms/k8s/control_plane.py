@@ -95,11 +95,11 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 @contextmanager
-def control_plane(place: Path) -> Iterator[ControlPlane]:
-    """Start one, and end it."""
+def control_plane(place: Path, address: str = "127.0.0.1") -> Iterator[ControlPlane]:
+    """Start one, and end it. With an address of its own, kubelets elsewhere can reach it."""
     etcd, peer, port, *others = (free_port() for _ in range(5))
     _make_keys(place)
-    plane = ControlPlane(place, f"https://127.0.0.1:{port}")
+    plane = ControlPlane(place, f"https://{address}:{port}")
     with ExitStack() as cleanup:
 
         def start(name: str, *flags: str, path: str = "") -> None:
@@ -112,9 +112,9 @@ def control_plane(place: Path) -> Iterator[ControlPlane]:
 
         url, peers = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peer}"
         start("etcd", *_flags(_etcd_flags(url, peers)), path=shutil.which("etcd") or "")
-        start("kube-apiserver", *_flags(_server_flags(url, port)))
+        start("kube-apiserver", *_flags(_server_flags(url, address, port)))
         until(plane.ready, "the API server")
-        start("kube-controller-manager", *_flags(_manager_flags(others[0])))
+        start("kube-controller-manager", *_flags(_manager_flags(others[0], kubelets=address != "127.0.0.1")))
         flags = {"kubeconfig": "kubeconfig", "leader-elect": "false", "secure-port": others[1], "port": 0}
         start("kube-scheduler", *_flags(flags))
         yield plane
@@ -152,12 +152,13 @@ def _etcd_flags(url: str, peers: str) -> dict[str, object]:
     }
 
 
-def _server_flags(etcd: str, port: int) -> dict[str, object]:
+def _server_flags(etcd: str, address: str, port: int) -> dict[str, object]:
     return {
         "etcd-servers": etcd,
         "secure-port": port,
-        "bind-address": "127.0.0.1",
-        "advertise-address": "127.0.0.1",
+        "bind-address": address,
+        "advertise-address": address,
+        "kubelet-preferred-address-types": "InternalIP",
         "cert-dir": ".",
         "client-ca-file": "ca.crt",
         "token-auth-file": "tokens.csv",
@@ -172,13 +173,14 @@ def _server_flags(etcd: str, port: int) -> dict[str, object]:
     }
 
 
-def _manager_flags(port: int) -> dict[str, object]:
+def _manager_flags(port: int, *, kubelets: bool) -> dict[str, object]:
     return {
         "kubeconfig": "kubeconfig",
         "service-account-private-key-file": "sa.key",
         "use-service-account-credentials": "false",
         "leader-elect": "false",
-        "controllers": "*,-nodeipam,-route,-service,-cloud-node-lifecycle,-nodelifecycle",
+        "controllers": f"*,-nodeipam,-route,-service,-cloud-node-lifecycle{'' if kubelets else ',-nodelifecycle'}",
+        "node-monitor-period": "1s",
         "secure-port": port,
         "port": 0,
     }

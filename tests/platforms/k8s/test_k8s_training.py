@@ -1,0 +1,85 @@
+"""A job on real kubelets: three nodes, a pod on each."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubelets import IMAGE, bridge, missing_for_nodes, nodes, python_volumes
+from test_elasticjob_resource import job
+
+from control_plane import ControlPlane, control_plane, missing, until
+from outlast.k8s import crd
+from processes import outlast
+
+SCRIPT = """
+import os, pathlib, time
+while not pathlib.Path(__file__).with_name("finish").exists():
+    print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} trains", flush=True)
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ControlPlane]:
+    """Three nodes that run pods."""
+    if absent := missing() or missing_for_nodes():
+        pytest.skip(f"no {absent}: run scripts/platforms/kubernetes-setup")
+    with bridge() as address, control_plane(tmp_path, address) as plane, nodes(plane, tmp_path, 3):
+        plane.kubectl("apply", "-f", "-", given=json.dumps(crd.manifest()))
+        until(lambda: plane.kubectl("get", "ej", check=False).returncode == 0, "the resource")
+        yield plane
+
+
+def training(script: Path) -> dict[str, Any]:
+    """An ElasticJob whose pods run this machine's Python, each on a node of its own."""
+    mounts, volumes = python_volumes(script.parent)
+    mounts += [{"name": "tmp", "mountPath": "/tmp"}]
+    volumes += [{"name": "tmp", "emptyDir": {}}]
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": [sys.executable, "-m", "outlast", "run", str(script)],
+        "volumeMounts": mounts,
+    }
+    apart = {"labelSelector": {"matchLabels": {"outlast.dev/job": "mnist"}}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    template = {"spec": {"containers": [container], "volumes": volumes, "affinity": affinity}}
+    bounds = {"minReplicas": 2, "maxReplicas": 3}
+    worker = {"replicas": 3, "template": template}
+    # No hook: the script under test is `outlast run` itself, as the first process of its container.
+    return job("mnist", worker=worker, elasticPolicy=bounds, drain={"gracePeriod": "10s", "preStop": False})
+
+
+def worlds(plane: ControlPlane, pod: str) -> list[int]:
+    """The world sizes that a pod has trained with, in order."""
+    text = plane.kubectl("logs", pod, check=False).stdout
+    sizes = [int(size) for size in re.findall(r"rank \d+ of (\d+) trains", text)]
+    return [size for place, size in enumerate(sizes) if place == 0 or sizes[place - 1] != size]
+
+
+def test_a_pod_is_deleted_and_training_goes_on_and_its_replacement_joins(cluster: ControlPlane, tmp_path: Path) -> None:
+    folder = tmp_path / "script"
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    with outlast("k8s", "operator", f"--kubeconfig={cluster.kubeconfig}") as operator:
+        cluster.kubectl("apply", "-f", "-", given=json.dumps(training(script)))
+        first = [f"mnist-worker-{slot}-0" for slot in range(3)]
+        until(lambda: all(worlds(cluster, pod)[-1:] == [3] for pod in first), "three nodes in training")
+
+        cluster.kubectl("delete", "pod", first[1], "--wait=false")
+        until(lambda: worlds(cluster, "mnist-worker-1-1")[-1:] == [3], "the replacement in training")
+        # The survivors trained on as two, in the pods that they were in.
+        assert worlds(cluster, first[2]) == [3, 2, 3]
+        (folder / "finish").touch()
+        path = "/apis/outlast.dev/v1alpha1/namespaces/default/elasticjobs/mnist"
+        until(lambda: cluster.call("GET", path)[1]["status"]["phase"] == "Succeeded", "the end of the job")
+        assert not any(slot.get("failures") for slot in cluster.call("GET", path)[1]["status"]["slots"].values())
+        assert operator.running
