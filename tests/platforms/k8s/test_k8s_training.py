@@ -45,7 +45,9 @@ def training(script: Path) -> dict[str, Any]:
         "name": "main",
         "image": IMAGE,
         "imagePullPolicy": "Never",
-        "command": [sys.executable, "-m", "outlast", "run", str(script)],
+        # A shell that passes no signal on: only the hook can drain the node.
+        "command": ["sh", "-c", f"outlast run {script}; exit $?"],
+        "env": [{"name": "PATH", "value": f"{script.parent}:/usr/bin:/bin"}],
         "volumeMounts": mounts,
     }
     apart = {"labelSelector": {"matchLabels": {"outlast.dev/job": "mnist"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -53,8 +55,7 @@ def training(script: Path) -> dict[str, Any]:
     template = {"spec": {"containers": [container], "volumes": volumes, "affinity": affinity}}
     bounds = {"minReplicas": 2, "maxReplicas": 3}
     worker = {"replicas": 3, "template": template}
-    # No hook: the script under test is `outlast run` itself, as the first process of its container.
-    return job("mnist", worker=worker, elasticPolicy=bounds, drain={"gracePeriod": "10s", "preStop": False})
+    return job("mnist", worker=worker, elasticPolicy=bounds, drain={"gracePeriod": "60s"})
 
 
 def worlds(plane: ControlPlane, pod: str) -> list[int]:
@@ -69,12 +70,16 @@ def test_a_pod_is_deleted_and_training_goes_on_and_its_replacement_joins(cluster
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(SCRIPT)
+    launcher = folder / "outlast"
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m outlast "$@"\n')
+    launcher.chmod(0o755)
     with outlast("k8s", "operator", f"--kubeconfig={cluster.kubeconfig}") as operator:
         cluster.kubectl("apply", "-f", "-", given=json.dumps(training(script)))
         first = [f"mnist-worker-{slot}-0" for slot in range(3)]
         until(lambda: all(worlds(cluster, pod)[-1:] == [3] for pod in first), "three nodes in training")
 
         cluster.kubectl("delete", "pod", first[1], "--wait=false")
+        until(lambda: "was drained" in cluster.kubectl("logs", first[1], check=False).stdout, "the drain")
         until(lambda: worlds(cluster, "mnist-worker-1-1")[-1:] == [3], "the replacement in training")
         # The survivors trained on as two, in the pods that they were in.
         assert worlds(cluster, first[2]) == [3, 2, 3]
