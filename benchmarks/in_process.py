@@ -1,0 +1,152 @@
+"""From a fault of one rank to re-entry of all ranks and to the next step: in place, forked, and torchrun.
+
+A gloo training on one node, whose script takes some seconds to set up before its function (a compiled model, an index).
+In every generation one rank raises, is killed or hangs. The workers themselves note when the fault happens, when the
+function is entered and when its first step is done, by the machine's monotonic clock.
+
+    python benchmarks/in_process.py --ranks 2 --faults raise kill hang
+    python benchmarks/in_process.py --leak 200        # restarts in a row: descriptors, threads, memory
+
+torchrun does not notice a hang, so it has no figure there. For the others a hang begins with the last heartbeat, and
+they are told to take two seconds without one for a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from processes import Run, launcher, machine, table, until
+
+PATIENCE = 200.0
+LAUNCHERS = {
+    "outlast, in place": ("outlast", "--ft-in-place-timeout=10"),
+    "outlast, forked": ("outlast", "--ft-in-place-timeout=0"),
+    "torchrun": ("torchrun", "--monitor-interval=0.1"),
+}
+WATCHED = "--ft-rank-heartbeat-timeout=2"
+
+SCRIPT = """
+import os, sys, time
+import torch, torch.distributed as dist
+import outlast
+marks, fault, faults, setup = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+time.sleep(setup)
+
+def note(what, life, rank):
+    fds, tasks = (len(os.listdir(f"/proc/self/{each}")) for each in ("fd", "task"))
+    pages = open("/proc/self/statm").read().split()[1]
+    line = f"{what} {life} {rank} {time.monotonic()} {fds} {tasks} {int(pages) * 4096} {os.getpid()}\\n"
+    descriptor = os.open(marks, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+@outlast.restartable
+def train():
+    life, rank, world = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+    note("entered", life, rank)
+    dist.init_process_group("gloo")
+    value = torch.ones(1000)
+    for step in range(10):
+        dist.all_reduce(value)
+        value /= world
+        outlast.step()
+        if step == 0:
+            note("stepped", life, rank)
+        if step == 5 and life < faults and rank == 1:
+            note("fault", life, rank)
+            if fault == "raise":
+                raise ValueError("a fault")
+            if fault == "kill":
+                os.kill(os.getpid(), 9)
+            time.sleep(1000)
+    dist.destroy_process_group()
+
+train()
+"""
+
+
+class Mark:
+    """One line that a worker wrote."""
+
+    def __init__(self, line: str) -> None:
+        self.what, life, rank, at, fds, threads, memory, pid = line.split()
+        self.life, self.rank, self.at, self.pid = int(life), int(rank), float(at), int(pid)
+        self.fds, self.threads, self.memory = int(fds), int(threads), int(memory)
+
+
+def run(name: str, flags: Sequence[str], fault: str, ranks: int, faults: int, setup: float) -> list[Mark]:
+    """All that the workers of one job noted."""
+    with tempfile.TemporaryDirectory() as directory:
+        script, marks, log = (Path(directory) / each for each in ("train.py", "marks", "log"))
+        script.write_text(SCRIPT)
+        marks.touch()
+        common = [f"--nproc-per-node={ranks}", f"--max-restarts={faults}", *flags]
+        argv = launcher(name, *common, str(script), str(marks), fault, str(faults), str(setup))
+
+        def last_life() -> bool:
+            return sum(line.startswith(f"stepped {faults} ") for line in marks.read_text().splitlines()) == ranks
+
+        with Run(argv, log=log) as job:
+            until(last_life, timeout=PATIENCE + 20 * faults, runs=[job], what="step after the last fault")
+        return [Mark(line) for line in marks.read_text().splitlines()]
+
+
+def after(marks: Sequence[Mark], what: str) -> list[float]:
+    """Seconds from each fault until the last rank had come so far in the next life."""
+    faults = {mark.life: mark.at for mark in marks if mark.what == "fault"}
+    return [max(m.at for m in marks if m.what == what and m.life == life + 1) - at for life, at in faults.items()]
+
+
+def compare(options: argparse.Namespace) -> None:
+    rows = []
+    for fault in options.faults:
+        for title, (name, flag) in LAUNCHERS.items():
+            if name == "torchrun" and fault == "hang":
+                continue
+            flags = [flag, *([WATCHED] if fault == "hang" else [])]
+            marks = run(name, flags, fault, options.ranks, options.count, options.setup)
+            # The first restart of a job may find no zygote yet.
+            entered, stepped = (after(marks, what)[1:] for what in ("entered", "stepped"))
+            spread = f"{min(stepped):.2f} to {max(stepped):.2f}"
+            figures = [f"{statistics.median(entered):.3f}", f"{statistics.median(stepped):.3f}", spread]
+            rows.append([fault, title, str(options.ranks), *figures])
+            print(*rows[-1], flush=True)
+    header = ["fault", "launcher", "ranks", "re-entry of all, s", "next step, s", "range, s"]
+    print(table(header, rows))
+
+
+def leak(restarts: int) -> None:
+    flags = ["--ft-in-place-timeout=10", "--ft-crash-loop=0"]
+    marks = run("outlast", flags, "raise", 2, restarts, 0.0)
+    rows = []
+    for rank in (0, 1):
+        entries = [mark for mark in marks if mark.what == "entered" and mark.rank == rank]
+        for mark in (entries[10], entries[len(entries) // 2], entries[-1]):
+            size = f"{mark.memory / 2**20:.1f}"
+            rows.append([str(rank), str(mark.life), str(mark.pid), str(mark.fds), str(mark.threads), size])
+    print(table(["rank", "restart", "pid", "descriptors", "threads", "resident, MiB"], rows))
+    stepped = after(marks, "stepped")[1:]
+    print(f"\nfault to next step: median {statistics.median(stepped):.3f} s, longest {max(stepped):.3f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--faults", nargs="+", default=["raise", "kill", "hang"])
+    parser.add_argument("--count", type=int, default=4, help="faults in a job; the first is not counted")
+    parser.add_argument("--setup", type=float, default=5.0, help="seconds of set-up before the function")
+    parser.add_argument("--leak", type=int, default=0, metavar="RESTARTS")
+    options = parser.parse_args()
+    print(machine(), flush=True)
+    if options.leak:
+        leak(options.leak)
+    else:
+        compare(options)
+
+
+if __name__ == "__main__":
+    main()
