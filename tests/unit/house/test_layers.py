@@ -47,6 +47,7 @@ FORBIDDEN = {
     "agent": {"coordinator", "worker", "data", "cli"},
     "coordinator": {"agent", "worker", "data", "cli"},
     "worker": {"agent", "coordinator", "core", "cli"},
+    "dashboard": {"coordinator", "worker", "data", "cli", "checkpoint"},
     "platforms": {"agent", "coordinator", "worker", "cli"},
     "providers": {"agent", "coordinator", "worker", "cli"},
     "checks": {"agent", "coordinator", "core", "cli"},
