@@ -11,28 +11,21 @@ from pathlib import Path
 from threading import Event
 
 import anyio
-import msgspec
 from anyio.from_thread import start_blocking_portal
 
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.core.job.view import ExclusionView, JobView, NodeView, SnapshotView
 from outlast.dashboard.access import Access
 from outlast.dashboard.server import PageSettings, listen, serve
-from outlast.dashboard.source import LostEvents, SourceLost
 from outlast.events import events, reasons
+from outlast.events.numbered import NumberedEvent
+from outlast.observe import EventGap
+from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Pace
 from outlast.protocol.requests import Answer
 
 STEP = 0.82  # seconds
 SECTIONS = {"forward": 0.31, "backward": 0.38, "optimizer": 0.07, "data": 0.04}
-
-
-class SimulatedEvent(msgspec.Struct, frozen=True):
-    """As `NumberedEvent`."""
-
-    number: int
-    time: float
-    term: int
-    event: events.JobEvent
 
 
 class SimulatedJob:
@@ -44,7 +37,7 @@ class SimulatedJob:
         self.random = random.Random(1)
         self.names = [f"gpu-{number:04d}" for number in range(nodes)]
         self.workers = workers
-        self.told: list[SimulatedEvent] = []
+        self.told: list[NumberedEvent] = []
         self.generation = 0
         self.step = 0
         self.began = now - 6680
@@ -61,7 +54,7 @@ class SimulatedJob:
         """The next event."""
         self.time += after
         term = 1 if self.generation < 3 else 2
-        self.told.append(SimulatedEvent(len(self.told) + 1 + (term - 1) * 1_000_000, self.time, term, event))
+        self.told.append(NumberedEvent(len(self.told) + 1 + (term - 1) * 1_000_000, self.time, term, event))
 
     def form(self, nodes: list[str], restarts: int = 0, after: float = 1.0) -> None:
         self.generation += 1
@@ -176,15 +169,15 @@ class SimulatedJob:
         )
 
     @property
-    def rows(self) -> list[SimulatedEvent]:
+    def rows(self) -> list[NumberedEvent]:
         """The events that people are shown."""
         return [each for each in self.told if not isinstance(each.event, events.TrainingProgress)]
 
     # -- as an observer sees it
 
-    async def view(self, detail: str) -> JobView:  # noqa: ARG002
+    async def view(self, detail: Detail = Detail.RANKS) -> JobView:
         if self.lost:
-            raise SourceLost(self.lost)
+            raise CoordinatorUnreachable(self.lost)
         now = time.time()
         self.step += 1
         return JobView(
@@ -197,7 +190,7 @@ class SimulatedJob:
             seconds=now - self.began,
             least=max(1, len(self.names) - 2),
             most=len(self.names),
-            nodes=tuple(self._node(at, name) for at, name in enumerate(self.names)),
+            nodes=tuple(self._node(at, name) for at, name in enumerate(self.names)) if detail == Detail.RANKS else (),
             spares=0,
             restarts=2,
             allowed=10,
@@ -205,6 +198,13 @@ class SimulatedJob:
             excluded={"gpu-9001": ExclusionView("NVLink errors", 2400.0)},
             snapshot=SnapshotView(self.step - 40, now - 33),
             last_fault=self.failed(3 % len(self.names), "hang", "a rank hung"),
+            time=now,
+            event=self.told[-1].number,
+            wanted=len(self.names),
+            members=len(self.names),
+            here=len(self.names),
+            ranks=len(self.names) * self.workers,
+            progress=self._pace(0),
         )
 
     def _node(self, at: int, name: str) -> NodeView:
@@ -227,7 +227,8 @@ class SimulatedJob:
         sections = {name: round(seconds * factor, 4) for name, seconds in SECTIONS.items()}
         return Pace(rank, self.step - 1, self.step, STEP * factor, sections, busy=STEP * 0.6, waited="backward")
 
-    async def events(self, after: int) -> AsyncIterator[SimulatedEvent | LostEvents]:
+    async def events(self, after: int, *, run: str = "") -> AsyncIterator[NumberedEvent | EventGap]:
+        assert run in ("", "run-1")
         while True:
             new = [each for each in self.told if each.number > after]
             for each in new:
@@ -237,7 +238,16 @@ class SimulatedJob:
                     return
             await anyio.sleep(0.02)
 
-    async def act(self, what: str, subject: str) -> Answer:
+    async def drain(self, node: str) -> Answer:
+        return self._asked("drain", node)
+
+    async def restart(self) -> Answer:
+        return self._asked("restart", "")
+
+    async def stop(self) -> Answer:
+        return self._asked("stop", "")
+
+    def _asked(self, what: str, subject: str) -> Answer:
         self.asked.append((what, subject))
         return Answer(True, f"{what} {subject}".strip())
 

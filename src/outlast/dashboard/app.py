@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,15 +17,17 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.dashboard import logs
 from outlast.dashboard.access import HEADERS, Access
+from outlast.dashboard.source import JobSource
 from outlast.dashboard.stream import Browsers
+from outlast.observe import ObserverRefused
 from outlast.protocol.requests import Answer
 
 STATIC = Path(__file__).parent / "static"
 LARGEST_REQUEST = 4096  # bytes
 ACTIONS = ("drain", "restart", "stop")
-Act = Callable[[str, str], Awaitable[Answer]]
 
 
 class ActionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,16 +39,16 @@ class ActionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dashboard:
-    """What the routes answer from. `act` None: the page is read-only."""
+    """What the routes answer from. `source` None: the page is read-only."""
 
     def __init__(
-        self, browsers: Browsers, access: Access, *, log_dir: Path | None = None, act: Act | None = None
+        self, browsers: Browsers, access: Access, *, log_dir: Path | None = None, source: JobSource | None = None
     ) -> None:
         self._browsers = browsers
         self._state = browsers.state
         self._access = access
         self._log_dir = log_dir
-        self._act = act
+        self._source = source
 
     def app(self) -> ASGIApp:
         """The whole page, behind its gate."""
@@ -74,7 +75,7 @@ class Dashboard:
         return self._browsers.response(request)
 
     async def _about(self, request: Request) -> Response:  # noqa: ARG002
-        return _json({"actions": ACTIONS if self._act else (), "logs": self._log_dir is not None})
+        return _json({"actions": ACTIONS if self._source else (), "logs": self._log_dir is not None})
 
     async def _rank(self, request: Request) -> Response:
         known = self._state.rank(_number(request, "rank"))
@@ -94,7 +95,7 @@ class Dashboard:
             return PlainTextResponse("no such log", 404)
 
     async def _action(self, request: Request) -> Response:
-        if self._act is None:
+        if self._source is None:
             return PlainTextResponse("this page is read-only: start it with --allow-actions", 403)
         try:
             wanted = msgspec.json.decode(await _body(request), type=ActionRequest)
@@ -104,7 +105,10 @@ class Dashboard:
             return PlainTextResponse(f"there is no {wanted.what[:40]!r} here, only {', '.join(ACTIONS)}", 400)
         if wanted.confirm != self._state.job:
             return PlainTextResponse("not confirmed: type the name of the job", 409)
-        answer = await self._act(wanted.what, wanted.subject)
+        try:
+            answer = await _act(self._source, wanted)
+        except (CoordinatorUnreachable, ObserverRefused) as error:
+            return PlainTextResponse(str(error), 502)
         return _json({"done": answer.done, "text": answer.text})
 
 
@@ -129,6 +133,12 @@ class PageGate:
         denied = self._access.deny(scope["method"], scope["path"], Headers(scope=scope))
         app = self._app if denied is None else PlainTextResponse(denied.line, denied.status)
         await app(scope, receive, guarded)
+
+
+async def _act(source: JobSource, wanted: ActionRequest) -> Answer:
+    if wanted.what == "drain":
+        return await source.drain(wanted.subject)
+    return await (source.restart() if wanted.what == "restart" else source.stop())
 
 
 async def _index(request: Request) -> Response:  # noqa: ARG001

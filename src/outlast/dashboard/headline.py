@@ -39,21 +39,19 @@ def headline(view: JobView, *, trains: bool) -> Headline:
         return Headline("stopping", CHANGE if planned else WARN, whys(view.ending))
     if view.checking:
         return Headline("checking nodes", INFO)
-    here = sum(node.connected for node in view.nodes)
-    if view.phase == "forming" and here < view.least:
-        return Headline("waiting for nodes", WARN, f"{here} of at least {view.least} are here")
+    if view.phase == "forming" and view.spares < view.least:
+        return Headline("waiting for nodes", WARN, f"{view.spares} of at least {view.least} are ready")
     return Headline(view.phase, INFO)
 
 
 def _running(view: JobView, trains: bool) -> Headline:
-    members = [node for node in view.nodes if node.member]
-    gone = sum(not node.connected for node in members)
-    if gone:
-        return Headline("training" if trains else "starting", WARN, f"{gone} of {len(members)} nodes out of contact")
+    if view.here < view.members:
+        gone = f"{view.members - view.here} of {view.members} nodes out of contact"
+        return Headline("training" if trains else "starting", WARN, gone)
     if view.changes:
         return Headline("training", CHANGE, f"a change is planned: {whys(view.changes)}")
     if not trains:
         return Headline("starting", INFO, "no step yet in this generation")
-    if len(members) < view.most:
-        return Headline("training", GOOD, f"on {len(members)} of {view.most} wanted nodes")
+    if view.members < view.wanted:
+        return Headline("training", GOOD, f"on {view.members} of {view.wanted} wanted nodes")
     return Headline("training", GOOD)

@@ -14,14 +14,15 @@ from outlast.core.job.view import JobView, NodeView
 from outlast.dashboard.headline import Headline, ended, headline
 from outlast.dashboard.pace import PaceHistory, PaceSample, typical
 from outlast.dashboard.ranks import nodes_frame, ordered, ranks_frame
-from outlast.dashboard.source import LostEvents, ToldEvent
 from outlast.dashboard.story import EventRow, gap, row
 from outlast.dashboard.text import shown
 from outlast.events import events
+from outlast.events.numbered import NumberedEvent
 from outlast.events.sentences import diagnosed
 from outlast.ledger.accountant import Accountant
 from outlast.ledger.states import SECOND
 from outlast.ledger.summary import FaultCost, LedgerSummary, summarize
+from outlast.observe import EventGap
 
 MOST_ROWS = 4000  # events that are kept for the page
 MOST_FAULTS = 500  # the newest, with what they cost
@@ -51,8 +52,7 @@ class NowFrame(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     here: int
     spares: int
-    least: int
-    most: int
+    wanted: int
     ranks: int
     restarts: int
     allowed: int
@@ -104,9 +104,9 @@ class PageState:
 
     # -- what comes in
 
-    def told(self, told: ToldEvent | LostEvents, now: float) -> None:
+    def told(self, told: NumberedEvent | EventGap, now: float) -> None:
         """The next event."""
-        if isinstance(told, LostEvents):
+        if isinstance(told, EventGap):
             self._append(gap(told, now))
             return
         if told.number <= self.last:
@@ -123,22 +123,24 @@ class PageState:
         if isinstance(event, events.JobOver):
             self._over = event
             if self._view is not None:  # nobody may be left to ask for another one
-                self._put("now", self._now(self._view, None, now))
-            self._account(now)
+                self._put("now", self._now(self._view, None))
+            self._account(told.time)
 
-    def seen(self, view: JobView, now: float) -> None:
-        """What is going on, with the nodes and their paces."""
+    def seen(self, view: JobView) -> None:
+        """What is going on. A view without nodes says nothing about them: what was known of them stays."""
         if self.run and view.run != self.run:
             self._begin_again()
         self.run, self._view = view.run, view
         nodes = ordered(view)
-        self._nodes = {node.node: node for node in nodes}
-        if (sample := _sample(nodes, now)) is not None and view.phase == "running":
+        if nodes:
+            self._nodes = {node.node: node for node in nodes}
+            self._put("nodes", nodes_frame(nodes))
+            self._put("ranks", ranks_frame(view.generation, nodes))
+        sample = _sample(view)
+        if sample is not None and view.phase == "running":
             self.pace.add(sample)
-        self._put("nodes", nodes_frame(nodes))
-        self._put("ranks", ranks_frame(view.generation, nodes))
-        self._put("now", self._now(view, sample, now))
-        self._account(now)
+        self._put("now", self._now(view, sample))
+        self._account(view.time)
 
     def contact(self, live: bool, now: float, line: str = "") -> None:
         """Whether somebody answers for the job."""
@@ -237,13 +239,12 @@ class PageState:
         )
         self._put("ledger", frame)
 
-    def _now(self, view: JobView, sample: PaceSample | None, now: float) -> NowFrame:
-        members = [node for node in view.nodes if node.member]
+    def _now(self, view: JobView, sample: PaceSample | None) -> NowFrame:
         snapshot = view.snapshot
         return NowFrame(
             job=self.job,
             run=view.run,
-            time=round(now, 1),
+            time=round(view.time, 1),
             headline=headline(view, trains=sample is not None) if self._over is None else ended(self._over),
             phase=view.phase,
             generation=view.generation,
@@ -251,12 +252,11 @@ class PageState:
             step=sample.step if sample else None,
             seconds=sample.seconds if sample else None,
             slowest=sample.slowest if sample else None,
-            members=len(members),
-            here=sum(node.connected for node in members),
+            members=view.members,
+            here=view.here,
             spares=view.spares,
-            least=view.least,
-            most=view.most,
-            ranks=sum(node.workers for node in members),
+            wanted=view.wanted,
+            ranks=view.ranks,
             restarts=view.restarts,
             allowed=view.allowed,
             snapshot=(snapshot.step, snapshot.saved_at) if snapshot else None,
@@ -266,14 +266,15 @@ class PageState:
         )
 
 
-def _sample(nodes: list[NodeView], now: float) -> PaceSample | None:
-    paces = [pace for node in nodes if node.member for pace in node.paces]
-    median = typical([pace.step for pace in paces])
+def _sample(view: JobView) -> PaceSample | None:
+    ranks = [pace for node in view.nodes if node.member for pace in node.paces]
+    told = ranks or ([view.progress] if view.progress is not None else [])
+    median = typical([pace.step for pace in told])
     if median is None:
         return None
-    slowest = max(pace.step for pace in paces)
-    step = max(pace.last for pace in paces)
-    return PaceSample(round(now, 2), step, round(median, 6), round(slowest, 6))
+    slowest = max(pace.step for pace in told) if view.nodes else None
+    step = max(pace.last for pace in told)
+    return PaceSample(round(view.time, 2), step, round(median, 6), None if slowest is None else round(slowest, 6))
 
 
 def _mark(cost: FaultCost) -> FaultMark:

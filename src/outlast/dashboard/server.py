@@ -11,11 +11,14 @@ import anyio
 import msgspec
 import uvicorn
 
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.dashboard.access import Access
 from outlast.dashboard.app import Dashboard
 from outlast.dashboard.page_state import PageState
-from outlast.dashboard.source import JobSource, SourceLost
+from outlast.dashboard.source import JobSource
 from outlast.dashboard.stream import Browsers, PageChange
+from outlast.observe import ObserverRefused
+from outlast.protocol.observers import Detail
 
 LOOK = 1.0  # seconds between two views while somebody watches
 RARELY = 5.0  # and while nobody does, or the job is large
@@ -54,13 +57,13 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(
     source: JobSource, listening: socket.socket, settings: PageSettings, ready: Callable[[], None] | None = None
 ) -> None:
-    """Serve until told to end. Raises `SourceLost` or `SourceRefused` if the job cannot be seen to begin with."""
+    """Serve until told to end. Raises what `Observer.view` does if the job cannot be seen to begin with."""
     state, change = PageState(), PageChange()
     browsers = Browsers(state, change)
-    state.seen(await source.view("ranks"), time.time())
+    state.seen(await source.view(Detail.RANKS))
     state.contact(True, time.time())
-    act = source.act if settings.actions else None
-    app = Dashboard(browsers, settings.access, log_dir=settings.log_dir, act=act).app()
+    asked = source if settings.actions else None
+    app = Dashboard(browsers, settings.access, log_dir=settings.log_dir, source=asked).app()
     config = uvicorn.Config(
         app,
         http="h11",
@@ -85,17 +88,17 @@ async def _follow(source: JobSource, state: PageState, change: PageChange) -> No
     """All events, from the first one; after a break, from the last one on."""
     while not state.over:
         try:
-            async for told in source.events(state.last):
+            async for told in source.events(state.last, run=state.run):
                 state.told(told, time.time())
                 change.announce()
-        except SourceLost as error:
+        except (CoordinatorUnreachable, ObserverRefused) as error:
             state.contact(False, time.time(), str(error))
             change.announce()
         await anyio.sleep(AGAIN)
 
 
 async def _look(source: JobSource, state: PageState, change: PageChange, browsers: Browsers) -> None:
-    """What is going on, once a second; less often where that is much, or nobody looks."""
+    """What is going on, once a second; less of it and less often while nobody looks, or where that is much."""
     looked = time.monotonic()
     while not state.over:
         await anyio.sleep(LOOK)
@@ -104,8 +107,8 @@ async def _look(source: JobSource, state: PageState, change: PageChange, browser
             continue
         looked = time.monotonic()
         try:
-            state.seen(await source.view("ranks"), time.time())
+            state.seen(await source.view(Detail.RANKS if browsers.subscribers else Detail.JOB))
             state.contact(True, time.time())
-        except SourceLost as error:
+        except (CoordinatorUnreachable, ObserverRefused) as error:
             state.contact(False, time.time(), str(error))
         change.announce()

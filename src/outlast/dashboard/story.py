@@ -6,10 +6,11 @@ from functools import singledispatch
 
 import msgspec
 
-from outlast.dashboard.source import LostEvents, ToldEvent
 from outlast.dashboard.text import shown
 from outlast.events import events, reasons
+from outlast.events.numbered import NumberedEvent
 from outlast.events.sentences import sentence
+from outlast.observe import EventGap
 
 FAULT, WARN, CHANGE, GOOD, INFO = "fault", "warn", "change", "good", "info"
 LONGEST = 4000  # characters of a row's text
@@ -57,7 +58,7 @@ class EventRow(msgspec.Struct, frozen=True, omit_defaults=True):
     planned: bool = False  # of a generation's end: nobody failed
 
 
-def row(told: ToldEvent) -> EventRow:
+def row(told: NumberedEvent) -> EventRow:
     """One event for the page."""
     event = told.event
     text, _, more = sentence(event).partition("\n")
@@ -76,7 +77,7 @@ def row(told: ToldEvent) -> EventRow:
     )
 
 
-def gap(lost: LostEvents, time: float) -> EventRow:
+def gap(lost: EventGap, time: float) -> EventRow:
     """A hole in the story, told as such."""
     text = f"events after number {lost.after} are lost: the coordinator that knew them is gone"
     return EventRow(n=lost.after, t=round(time, 3), g=0, k="gap", tone=WARN, text=text)

@@ -18,7 +18,7 @@ export function showNow(frame) {
   setText("t-step", number(frame.step));
   setText("t-pace", span(frame.seconds));
   setText("t-pace-sub", frame.seconds ? `${rate(1 / frame.seconds)}; slowest rank ${span(frame.slowest)}` : "");
-  setText("t-nodes", `${number(frame.here)} / ${number(frame.most)}`);
+  setText("t-nodes", `${number(frame.here)} / ${number(frame.wanted)}`);
   setText("t-nodes-sub", `${number(frame.ranks)} ranks${frame.spares ? `, ${frame.spares} spare` : ""}${excluded(frame)}`);
   setText("t-gen", number(frame.generation));
   setText("t-gen-sub", `coordinator term ${frame.term}`);
