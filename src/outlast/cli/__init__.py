@@ -16,6 +16,7 @@ COMMANDS = {
     "events": "print what was decided in a job, and why",
     "top": "show the ranks of a job, the slowest first, once a second",
     "why": "tell of the last fault of a job: what, where, and what it cost",
+    "dashboard": "show a running job in a browser",
     "drain": "let a node leave a job",
     "scale": "set how many nodes a job uses",
     "stop": "end a job on all of its nodes",

@@ -14,6 +14,7 @@ from outlast.cli.meeting import with_token
 from outlast.cli.request import endpoint_of
 from outlast.observe import FoundJob, ObserverRefused, locate
 from outlast.settings.loading import load
+from outlast.settings.settings import Settings
 
 FAILED = 1  # no job there, a wrong token, refused: it cannot be told, or was not done
 
@@ -36,15 +37,25 @@ def parser(name: str, description: str) -> Parser:
 
 def found(args: argparse.Namespace) -> FoundJob:
     """The job that the flags mean. Raises ValueError, in one line."""
-    settings = with_token(load(given_settings(args), os.environ, args.ft_cfg_path)).settings
     endpoint = endpoint_of("--endpoint", args.endpoint) if args.endpoint else None
-    return locate(settings, job=args.job, endpoint=endpoint)
+    return locate(settings_of(args), job=args.job, endpoint=endpoint)
 
 
-def run(name: str, args: argparse.Namespace, work: Callable[[FoundJob], Coroutine[None, None, int]]) -> int:
-    """Do something with the job; the exit code of that, or `FAILED` and one line."""
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The settings that the flags and the environment say."""
+    return with_token(load(given_settings(args), os.environ, args.ft_cfg_path)).settings
+
+
+def run(
+    name: str,
+    args: argparse.Namespace,
+    work: Callable[[FoundJob], Coroutine[None, None, int]],
+    *,
+    find: Callable[[Settings], FoundJob] | None = None,
+) -> int:
+    """Do something with the job; the exit code of that, or `FAILED` and one line. `find`: how, if not by the flags."""
     try:
-        return asyncio.run(work(found(args)))
+        return asyncio.run(work(found(args) if find is None else find(settings_of(args))))
     except (ValueError, OSError, CoordinatorUnreachable, ObserverRefused) as error:
         if isinstance(error, BrokenPipeError):
             raise

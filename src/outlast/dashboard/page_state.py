@@ -137,8 +137,8 @@ class PageState:
             self._put("nodes", nodes_frame(nodes))
             self._put("ranks", ranks_frame(view.generation, nodes))
         sample = _sample(view)
-        if sample is not None and view.phase == "running":
-            self.pace.add(sample)
+        if sample is not None and view.phase == "running" and view.event <= self.last:
+            self.pace.add(sample)  # not before all that was told earlier: samples are in the order of time
         self._put("now", self._now(view, sample))
         self._account(view.time)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +15,8 @@ from outlast.observe.client import Observer
 from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
 from outlast.transport.local_jobs import LocalJob, local_jobs
+
+TRIES, PAUSE = 300, 0.2  # for an agent that is just starting, and seconds between them
 
 
 class FoundJob(msgspec.Struct, frozen=True):
@@ -46,6 +49,20 @@ def locate(settings: Settings, *, job: str = "", endpoint: Endpoint | None = Non
     if len(fitting) != 1:
         raise ValueError(_which(job, list(jobs.values()), list(fitting.values())))
     [agents] = fitting.values()
+    return _found(agents, settings)
+
+
+def of_agent(settings: Settings, pid: int) -> FoundJob:
+    """The job of this agent on this machine, which may only be starting. Raises ValueError, in one line."""
+    for _ in range(TRIES):
+        if agents := [agent for agent in local_jobs() if agent.pid == pid]:
+            return _found(agents, settings)
+        time.sleep(PAUSE)
+    raise ValueError(f"process {pid} runs no job")
+
+
+def _found(agents: list[LocalJob], settings: Settings) -> FoundJob:
+    given = (settings.token or None) if settings.auth else ""
     first = agents[0]
     places = tuple(dict.fromkeys(place for agent in agents for place in agent.places))
     if first.tls and not settings.tls:

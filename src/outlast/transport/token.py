@@ -76,6 +76,11 @@ def journal_of(port: int) -> Path:
     return _directory() / f"{_here()}-{port}.journal"
 
 
+def link_of(port: int) -> Path:
+    """Where the page at this port of this machine leaves the link with its token."""
+    return _directory() / f"{_here()}-{port}.dashboard"
+
+
 def find(port: int) -> str | None:
     """The token of the job that listens on this port of this machine; None if this user has none there."""
     tokens = [record.token for record in records() if record.endpoint.port == port]

@@ -120,8 +120,23 @@ def test_the_pace_before_anybody_looked_comes_from_progress_events() -> None:
         state.told(told, told.time)
     paces = [each.seconds for each in state.pace.samples if each.seconds is not None]
     assert len(paces) > 90
+    state.seen(view_of(SimulatedJob()))
+    assert len(state.pace.samples) > len(paces)
     assert 0.7 < min(paces) < max(paces) < 0.9
     assert any(each.seconds is None for each in state.pace.samples)
+
+
+def test_a_view_that_comes_before_the_events_does_not_hide_the_pace_of_the_past() -> None:
+    assert len(page(SimulatedJob()).pace.samples) > 90
+
+
+def test_a_view_without_nodes_leaves_the_map_as_it_was() -> None:
+    job = SimulatedJob()
+    state = page(job)
+    before = state.frames["ranks"]
+    state.seen(replace(view_of(job), nodes=()))
+    assert state.frames["ranks"] == before
+    assert shown(state, "now")["seconds"] is not None
 
 
 def test_the_map_of_ten_thousand_ranks_is_a_small_message() -> None:

@@ -73,6 +73,11 @@ export function radios(container, options, chosen, choose) {
   return select;
 }
 
+// The job's clock, which events and snapshots are timed by: this machine's may be off.
+let ahead = 0;
+export const setClock = (time) => (ahead = time - Date.now() / 1000);
+export const nowSeconds = () => Date.now() / 1000 + ahead;
+
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { weekday: "short", year: "numeric", month: "short", day: "numeric" });
 const whole = new Intl.NumberFormat("en");

@@ -1,5 +1,5 @@
 // The header and the tiles: does it train, how fast, on how many nodes.
-import { $, at, number, percent, setText, span } from "./dom.js";
+import { $, at, nowSeconds, number, percent, setClock, setText, span } from "./dom.js";
 
 let now = null;
 let ledger = null;
@@ -8,6 +8,7 @@ let streaming = false;
 
 export function showNow(frame) {
   now = frame;
+  if (!frame.over) setClock(frame.time);
   const { headline } = frame;
   $("verdict").dataset.tone = headline.tone;
   setText("word", headline.word);
@@ -17,13 +18,13 @@ export function showNow(frame) {
   document.title = `${headline.word} · ${frame.step === null ? "" : `step ${number(frame.step)} · `}${frame.job}`;
   setText("t-step", number(frame.step));
   setText("t-pace", span(frame.seconds));
-  setText("t-pace-sub", frame.seconds ? `${rate(1 / frame.seconds)}; slowest rank ${span(frame.slowest)}` : "");
+  setText("t-pace-sub", frame.seconds ? `${rate(1 / frame.seconds)}${frame.slowest ? `, slowest ${span(frame.slowest)}` : ""}` : "");
   setText("t-nodes", `${number(frame.here)} / ${number(frame.wanted)}`);
   setText("t-nodes-sub", `${number(frame.ranks)} ranks${frame.spares ? `, ${frame.spares} spare` : ""}${excluded(frame)}`);
   setText("t-gen", number(frame.generation));
   setText("t-gen-sub", `coordinator term ${frame.term}`);
   setText("t-restarts", `${frame.restarts} / ${frame.allowed}`);
-  setText("t-restarts-sub", frame.last_fault ? `last: ${frame.last_fault}` : "no fault so far");
+  setText("t-restarts-sub", frame.last_fault ? frame.last_fault : "no fault so far");
   $("t-restarts-sub").title = frame.last_fault;
   tick();
 }
@@ -54,13 +55,13 @@ export function tick() {
   const over = Boolean(now?.over);
   const fine = streaming && (contact.live || over);
   $("contact").dataset.live = fine ? (over ? "wait" : "yes") : "no";
-  setText("contact-text", fine ? (over ? "the job is over" : `live · ${at(Date.now() / 1000)}`) : "out of contact");
+  setText("contact-text", fine ? (over ? "the job is over" : `live · ${at(nowSeconds())}`) : "out of contact");
   const alert = fine ? "" : trouble;
   $("alert").hidden = !alert;
   setText("alert", alert);
   if (!now) return;
   const [step, saved] = now.snapshot ?? [null, 0];
-  setText("t-snap", step === null ? "–" : span(Math.max(0, Math.round(Date.now() / 1000 - saved))));
+  setText("t-snap", step === null ? "–" : span(Math.max(0, Math.round(nowSeconds() - saved))));
   setText("t-snap-sub", step === null ? "none in memory" : `old, step ${number(step)}`);
   if (!ledger) setText("t-good-sub", "");
 }

@@ -7,7 +7,6 @@ const COLORS = {
 };
 
 export function showLedger(frame) {
-  $("ledger-panel").hidden = false;
   const parts = Object.entries(frame.time).filter(([, seconds]) => seconds > 0).sort((a, b) => b[1] - a[1]);
   const bar = $("ledger-bar");
   sync(bar, parts.length, () => el("div"));
@@ -16,9 +15,9 @@ export function showLedger(frame) {
   parts.forEach(([state, seconds], at) => {
     const background = `var(--${COLORS[state] ?? "muted"})`;
     const segment = bar.children[at];
-    segment.style.flexGrow = seconds;
+    segment.style.flexGrow = Math.max(seconds / frame.wall, 0.0001).toFixed(4);
     segment.style.background = background;
-    segment.title = `${state}: ${span(seconds)}`;
+    segment.title = state;
     const [swatch, name, value, share] = legend.children[at].children;
     swatch.style.background = background;
     setText(name, state);

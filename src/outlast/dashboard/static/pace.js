@@ -57,12 +57,13 @@ function options() {
   const axis = { stroke: color("muted"), grid, ticks: grid, font: "11px system-ui, DejaVu Sans, sans-serif" };
   return {
     ...size(),
+    padding: [8, 0, 0, 0],
     tzDate: (time) => new Date(time * 1000),
     cursor: { y: false, drag: { setScale: false, x: false, y: false }, points: { size: 5 } },
     legend: { show: false },
     scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.15, 0.001)] }, lost: { range: (_, low, high) => [0, Math.max(high * 3, 1)] } },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map((time) => at(time).slice(0, 5)), space: 90 },
+      { ...axis, values: (_, ticks) => ticks.map((time) => at(time).slice(0, 5)), space: 90, size: 30 },
       { ...axis, values: (_, ticks) => ticks.map((value) => (value ? span(value) : "0")), size: 62 },
       { ...axis, scale: "lost", side: 1, grid: { show: false }, size: 44, values: (_, ticks) => ticks.map((value) => (Number.isInteger(value) ? number(value) : "")) },
     ],

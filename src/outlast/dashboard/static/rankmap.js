@@ -42,6 +42,8 @@ export function showNodes(frame) {
   for (const count of workers) starts.push(starts.at(-1) + count);
   nodes = { ...frame, workers, first: frame.first.length ? frame.first : starts.slice(0, -1), ids: frame.ids.length ? frame.ids : frame.names };
   setText("map-size", `${number(frame.names.length)} nodes, ${number(starts.at(-1))} ranks`);
+  const count = starts.at(-1);
+  $("map").dataset.size = count <= 64 ? "small" : count <= 1000 ? "medium" : "large";
   layout = null;
   draw();
 }
@@ -150,31 +152,34 @@ function arrange(width, height) {
   const rows = Math.ceil(most / columns);
   for (let cell = 30; cell >= 4; cell -= cell > 12 ? 2 : 1) {
     const gap = cell >= 14 ? 8 : cell >= 7 ? 4 : 2;
-    const perRow = Math.floor((width + gap) / (columns * cell + gap));
-    if (perRow && Math.ceil(nodes.names.length / perRow) * (rows * cell + gap) - gap <= height) return { cell, gap, columns, rows, perRow, byNode: false };
+    const label = cell >= 22 ? 15 : 0; // room for the node's name
+    const block = Math.max(columns * cell, label && 76);
+    const perRow = Math.floor((width + gap) / (block + gap));
+    const tall = rows * cell + gap + label;
+    if (perRow && Math.ceil(nodes.names.length / perRow) * tall - gap <= height) return { cell, gap, columns, rows, perRow, block, label, tall, byNode: false };
   }
   for (let cell = 8; cell >= 1; cell -= 1) {
     const perRow = Math.floor(width / cell);
-    if (cell === 1 || Math.ceil(nodes.names.length / perRow) * cell <= height) return { cell, gap: 0, columns: 1, rows: 1, perRow, byNode: true };
+    if (cell === 1 || Math.ceil(nodes.names.length / perRow) * cell <= height) return { cell, gap: 0, columns: 1, rows: 1, perRow, block: cell, label: 0, tall: cell, byNode: true };
   }
 }
 
 function placeOf(cell) {
   const node = nodeOf(cell);
   const inner = layout.byNode ? 0 : cell - starts[node];
-  const left = (node % layout.perRow) * (layout.columns * layout.cell + layout.gap) + (inner % layout.columns) * layout.cell;
-  const top = Math.floor(node / layout.perRow) * (layout.rows * layout.cell + layout.gap) + Math.floor(inner / layout.columns) * layout.cell;
-  return [left, top];
+  const left = (node % layout.perRow) * (layout.block + layout.gap) + (inner % layout.columns) * layout.cell;
+  const top = Math.floor(node / layout.perRow) * layout.tall + layout.label + Math.floor(inner / layout.columns) * layout.cell;
+  return [left + 1, top + 1];
 }
 
 function cellAt(x, y) {
   if (!layout || !letters) return -1;
-  const { cell, gap, columns, rows, perRow, byNode } = layout;
-  const column = Math.floor(x / (columns * cell + gap));
-  const node = Math.floor(y / (rows * cell + gap)) * perRow + column;
-  const across = Math.floor((x % (columns * cell + gap)) / cell);
-  const down = Math.floor((y % (rows * cell + gap)) / cell);
-  if (column >= perRow || node >= nodes.names.length || across >= columns || down >= rows) return -1;
+  const { cell, gap, columns, rows, perRow, block, label, tall, byNode } = layout;
+  const column = Math.floor(x / (block + gap));
+  const node = Math.floor(y / tall) * perRow + column;
+  const across = Math.floor((x % (block + gap)) / cell);
+  const down = Math.floor(((y % tall) - label) / cell);
+  if (down < 0 || column >= perRow || node >= nodes.names.length || across >= columns || down >= rows) return -1;
   if (byNode) return worst(node);
   return across + down * columns < nodes.workers[node] ? starts[node] + across + down * columns : -1;
 }
@@ -203,8 +208,18 @@ function paint(context, width, height) {
     if (CROSSED.has(letter) && size >= 4) cross(context, cells, size);
     if ((letter === "2" || letter === "3") && size >= 4) notch(context, cells, size);
   }
+  if (layout.label) labels(context);
   outline(context, [...marked].map(cellOf).filter((index) => index >= 0), "text", 1.5, size);
   if (here >= 0) outline(context, [here], "focus", 2, size);
+}
+
+function labels(context) {
+  context.font = "11px system-ui, DejaVu Sans, sans-serif";
+  context.fillStyle = color("muted");
+  nodes.names.forEach((each, index) => {
+    const [left, top] = placeOf(starts[index]);
+    context.fillText(each, left, top - 4, layout.block);
+  });
 }
 
 function cellOf(rank) {

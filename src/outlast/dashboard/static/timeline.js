@@ -1,9 +1,10 @@
 // Generations as a strip, the gaps between them, and a mark for each event that somebody would ask about.
-import { $, at, canvas, color, radios, setText, span } from "./dom.js";
+import { $, at, canvas, color, nowSeconds, radios, setText, span } from "./dom.js";
 
 const RANGES = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["all", "All"]];
 const LANES = { strip: [10, 26], marks: 54, axis: 92 };
 const SHAPES = { fault: "▲", warn: "◆", change: "●", good: "✓", info: "○" };
+const WEIGHT = { info: 0, good: 0, change: 1, warn: 2, fault: 3 };
 let generations = [];
 let marks = [];
 let began = 0;
@@ -53,12 +54,12 @@ export function showStory(rows) {
 }
 
 export function bounds() {
-  const to = ended ?? Date.now() / 1000;
+  const to = ended ?? nowSeconds();
   const from = range === "all" ? began : Math.max(began, to - Number(range));
   return [from, Math.max(to, from + 10)];
 }
 
-const summary = () => (generations.length ? `${generations.length} generations in ${span((ended ?? Date.now() / 1000) - began)}; ${marks.filter((m) => m.tone === "fault").length} fault events` : "");
+const summary = () => (generations.length ? `${generations.length} generations in ${span((ended ?? nowSeconds()) - began)}; ${marks.filter((m) => m.tone === "fault").length} fault events` : "");
 
 function keys(event) {
   const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -113,7 +114,7 @@ function paint(context, width) {
       const label = `gen ${each.number}`;
       const wide = context.measureText(label).width;
       if (right - left > wide + 12) {
-        context.fillStyle = "#fff";
+        context.fillStyle = color("on");
         context.fillText(label, left + 6, top + 17);
       }
     }
@@ -125,7 +126,9 @@ function paint(context, width) {
     }
   });
   context.textAlign = "center";
-  marks.forEach((mark, index) => {
+  const order = marks.map((_, index) => index).sort((a, b) => WEIGHT[marks[a].tone] - WEIGHT[marks[b].tone] || a - b);
+  order.forEach((index) => {
+    const mark = marks[index];
     const x = place(mark.t);
     if (x < -5 || x > width + 5) return;
     context.fillStyle = color(mark.tone);
