@@ -20,6 +20,7 @@ from outlast.agent.launcher import launch_node
 from outlast.agent.output.summary import failure_summary, forward_error_file, root_failure
 from outlast.agent.output.torchrun_events import announce
 from outlast.cli.request import parse
+from outlast.dashboard.beside import dashboard_beside
 from outlast.errors import JobFailed
 from outlast.protocol.membership import Over
 from outlast.verdict import verdict_of
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     signals = [signal.SIGCHLD, *(signal.Signals[name] for name in launch.signals)]
     handlers = {number: signal.getsignal(number) for number in signals}  # the event loop does not put them back
     try:
-        over = asyncio.run(launch_node(launch, loaded.settings))
+        with dashboard_beside(loaded.settings):
+            over = asyncio.run(launch_node(launch, loaded.settings))
     except (OSError, CoordinatorUnreachable) as error:
         raise JobFailed(str(error)) from error
     finally:

@@ -189,6 +189,16 @@ class Settings(JobSettings, frozen=True, kw_only=True):
             masked=True,
         ),
     ] = ""
+    dashboard: Annotated[
+        bool,
+        _about(
+            "Show the job in a browser: serve its page beside this node, as `outlast dashboard` does.",
+            switch=("--dashboard", "true"),
+        ),
+    ] = False
+    dashboard_port: Annotated[
+        int, msgspec.Meta(ge=0, le=65535), _about("Port of that page, on this machine alone; 0: any that is free.")
+    ] = 8380
     snapshot_linger: Annotated[
         Seconds,
         _about(
