@@ -47,6 +47,14 @@ class Endpoint(msgspec.Struct, frozen=True):
         except ValueError:
             return False
 
+    @property
+    def relay(self) -> Endpoint:
+        """Where a node that does not host the coordinator passes observers on to it.
+
+        Not at the same port: agents look for their coordinator there, and must not find it through another node.
+        """
+        return Endpoint(self.host, self.port + 1)
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

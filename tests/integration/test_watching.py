@@ -95,7 +95,7 @@ def test_a_pipe_that_closes_and_a_ctrl_c_are_no_errors() -> None:
         (worker,) = workers(process, 1, 0)
         piped = f"{python()} -m outlast events --job=piped -f --json | head -1; exit ${{PIPESTATUS[0]}}"
         with Process(["bash", "-c", piped]) as head:
-            head.wait_for('"node joined"')
+            head.wait_for('"job began"')
             assert said(outlast("scale", "--job=piped", "1"))
             assert "Traceback" not in head.output
         with outlast("events", "--job=piped", "-f") as following:

@@ -42,7 +42,9 @@ from outlast.transport.wire import WrongToken
 
 ANSWERED = 25.0  # seconds: a request for events is answered after 10 s at the latest
 GOODBYE = 1.0  # seconds for a connection to close
+PATIENCE = 120.0  # seconds without a coordinator after which events are given up: another node may have to take over
 LOOK_AROUND = 3.0  # seconds for the places where the coordinator may be to answer
+HIGHEST_PORT = 65535
 FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0  # between two tries
 
 _view = msgspec.msgpack.Decoder(JobView)
@@ -115,7 +117,7 @@ class Observer:
         *,
         tls: ssl.SSLContext | None = None,
         job: str = "",
-        patience: float = 30.0,
+        patience: float = PATIENCE,
     ) -> None:
         self.job = job
         self.run = ""
@@ -177,6 +179,7 @@ class Observer:
                 await asyncio.sleep(wait * random.uniform(0.5, 1.0))
                 wait = min(2 * wait, LONGEST_WAIT)
                 continue
+            opened = loop.time()
             try:
                 while True:
                     batch = _batch.decode(await line.request(FollowEvents(after, run, wait=follow)))
@@ -196,7 +199,8 @@ class Observer:
                         await asyncio.sleep(FIRST_WAIT)
                         break  # another one may have taken over
             except _LineLost as lost:
-                if not follow or loop.time() - answered > self._patience:
+                answered = max(answered, opened)  # it was there until now
+                if not follow or loop.time() - answered > self._patience + ANSWERED:
                     raise CoordinatorUnreachable(self._broke(line, lost)) from None
                 await asyncio.sleep(wait * random.uniform(0.5, 1.0))
                 wait = min(2 * wait, LONGEST_WAIT)
@@ -236,7 +240,9 @@ class Observer:
             if connection in lines:
                 lines[connection].receive(message)
 
-        reached, failed = await knock(self._places, self._token, self._tls, receive, limit=LOOK_AROUND)
+        relays = [place.relay for place in self._places if 0 < place.port < HIGHEST_PORT and not place.loopback]
+        places = list(dict.fromkeys([*self._places, *relays]))
+        reached, failed = await knock(places, self._token, self._tls, receive, limit=LOOK_AROUND)
         for connection in [each for each in reached if self.job not in ("", each.standing.job)]:
             reached.remove(connection)
             connection.close()
@@ -253,7 +259,12 @@ class Observer:
 
     def _unreachable(self, failed: dict[Endpoint, Exception]) -> CoordinatorUnreachable:
         """Of several places, the one that says most: somebody answers there."""
-        place, error = max(failed.items(), key=lambda item: (isinstance(item[1], NOT_OURS), item[1] is not None))
+
+        def weight(item: tuple[Endpoint, Exception]) -> tuple[bool, bool, bool]:
+            given = item[0] in self._places
+            return isinstance(item[1], WrongToken), given and isinstance(item[1], NOT_OURS), given
+
+        place, error = max(failed.items(), key=weight)
         assert isinstance(error, (*FAILED, OtherJob))
         if isinstance(error, WrongToken):
             text = f"the coordinator at {place} has another token: set the job's OUTLAST_TOKEN"

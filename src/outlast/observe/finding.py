@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from outlast.agent.coordinator_link.location import client_tls
 from outlast.launch import Endpoint
-from outlast.observe.client import Observer
+from outlast.observe.client import PATIENCE, Observer
 from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
 from outlast.transport.local_jobs import LocalJob, local_jobs
@@ -28,7 +28,7 @@ class FoundJob(msgspec.Struct, frozen=True):
     settings: Settings
     logs: tuple[str, ...] = ()
 
-    def observer(self, *, patience: float = 30.0) -> Observer:
+    def observer(self, *, patience: float = PATIENCE) -> Observer:
         return Observer(self.places, self.token, tls=self.tls(), job=self.job, patience=patience)
 
     def tls(self) -> ssl.SSLContext | None:

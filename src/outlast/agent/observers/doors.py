@@ -17,6 +17,8 @@ from outlast.transport.wire import observer_token
 
 log = logging.getLogger("agent")
 
+HIGHEST_PORT = 65535
+
 
 class Doors:
     """Opened when the agent starts. `places`: where the coordinator is or may be, the present one first."""
@@ -53,8 +55,8 @@ class Doors:
     def connected(self, here: str, to: Endpoint | None) -> None:
         """This node, which has that address, is connected to the coordinator there."""
         endpoint = self._launch.endpoint
-        if to is not None and endpoint.port and not endpoint.loopback and here != to.host:
-            self._relay.open(Endpoint(here, endpoint.port), to)
+        if to is not None and 0 < endpoint.port < HIGHEST_PORT and not endpoint.loopback and here != to.host:
+            self._relay.open(Endpoint(here, endpoint.port).relay, to)
 
     def disconnected(self) -> None:
         """There is nobody to pass anybody on to."""
