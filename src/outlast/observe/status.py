@@ -29,7 +29,7 @@ def status_lines(view: JobView, ledger: LedgerSummary | None) -> list[str]:
     if view.snapshot is not None:
         age = duration(max(0.0, view.time - view.snapshot.saved_at))
         rows.append(("snapshot", f"step {view.snapshot.step:,}, {age} ago, in the memory of the nodes"))
-    if ledger is not None and ledger.step is not None:
+    if ledger is not None and ledger.time.get("productive"):
         rows.append(("goodput", _goodput(ledger)))
     return lines + [f"  {name:11} {text}" for name, text in rows]
 
