@@ -1,6 +1,6 @@
 """A job that is restarted, joined, left and pestered for a long time: memory, descriptors and log lines stay flat.
 
-    python benchmarks/soak.py [--rounds 10] [--restarts 1000] [--joins 10000] [--strangers 3000]
+    python benchmarks/soak.py [--rounds 10] [--restarts 1000] [--joins 10000] [--strangers 3000] [--seconds 3600]
 
 Each round does its share, and tells what the agent and the coordinator have then. Strangers connect and say nothing.
 """
@@ -11,7 +11,9 @@ import argparse
 import asyncio
 import socket
 import tempfile
+import time
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -109,19 +111,23 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=1000)
     parser.add_argument("--joins", type=int, default=10_000)
     parser.add_argument("--strangers", type=int, default=3000)
+    parser.add_argument("--seconds", type=float, default=0.0, help="add rounds until this much time has passed")
     args = parser.parse_args()
     print(f"{machine()}; {args.restarts} restarts, {args.joins} joins, {args.strangers} strangers each round\n")
     header = ["round", "agent MiB", "fds", "coordinator MiB", "fds", "log lines"]
     with ExitStack() as stack:
         soak = Soak(Path(stack.enter_context(tempfile.TemporaryDirectory())), stack)
         rows = [["start", *soak.figures()]]
-        for number in range(args.rounds):
+        begun = time.monotonic()
+        for number in count():
+            if number >= args.rounds and time.monotonic() - begun >= args.seconds:
+                break
             soak.restart(args.restarts // args.rounds)
             soak.join(number * args.joins, args.joins // args.rounds)
             soak.pester(args.strangers)
             rows.append([str(number + 1), *soak.figures()])
             print(" ".join(rows[-1]), flush=True)
-    print("\n" + table(header, rows))
+    print("\n" + table(header, rows) + f"\n{time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

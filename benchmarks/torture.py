@@ -3,7 +3,7 @@
 A course has some lives. In each, forked ranks restore, train and save every step, some of them durably, while a keeper
 writes to disk; then all are killed at a random instant, or end. Between lives, memory may be lost and checkpoints on
 disk damaged. What else may happen: a keeper that is killed, a disk that is full or slow, a file system without flock,
-a busy thread in each rank, another number of ranks in the next life.
+a busy thread in each rank, a rank that skips saves, another number of ranks in the next life.
 
 The state of step N is full of Ns, so that a mixture shows. Each life must restore at least the last step that all ranks
 had saved, if memory is there, and the newest whole checkpoint, if there is one. A finding is printed with its seed:
@@ -76,6 +76,7 @@ class Life:
     kill_after: float | None  # seconds after the first save; None: it ends by itself
     keeper_dies: bool
     busy: bool
+    drifts: bool  # one rank skips a save now and then
     flock: bool
     full_disk: float  # how likely a write fails
     slow_disk: float  # seconds for a flush
@@ -91,6 +92,7 @@ class Life:
             kill_after=chance.random() * 0.4 if chance.random() < 0.8 else None,
             keeper_dies=chance.random() < 0.2,
             busy=chance.random() < 0.3,
+            drifts=chance.random() < 0.15,
             flock=chance.random() < 0.8,
             full_disk=chance.choice((0.0, 0.0, 0.02)),
             slow_disk=chance.choice((0.0, 0.0, 0.05)),
@@ -183,8 +185,11 @@ def train(life: Life, rank: int, page: Page, directory: Path, arena: Path, store
         for piece in now["w"].values():
             piece.fill_(step)
         now["step"] = step
-        saver.save(step, now, durable=step % life.durable_every == 0)
-        page.put(rank, SAVED, step)
+        durable = step % life.durable_every == 0
+        # To skip the first save, in which ranks agree, or a durable one is misuse, which an agent finds and names.
+        if not (life.drifts and rank == 1 and step % 3 == 2 and step > start + 1 and not durable):
+            saver.save(step, now, durable=durable)
+            page.put(rank, SAVED, step)
     try:
         saver.wait()
         last = (start + life.steps) // life.durable_every * life.durable_every
@@ -257,7 +262,7 @@ def course(seed: int, root: Path, arena: Path) -> Counter[str]:
         waited = max(page.get(rank, WAITED) for rank in range(life.world))
         there = whole(directory)
         assert waited <= max(*there, 0, 0) or not waited, f"wait() was for {waited}, and on disk is {there}"
-        least = max(min(saved) or least, *there, 0)
+        least = max(0 if life.drifts else min(saved) or least, *there, 0)
         most = max(most, *saved, least) + 1
         if life.memory_lost:
             shutil.rmtree(arena, ignore_errors=True)
