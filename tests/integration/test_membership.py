@@ -132,6 +132,20 @@ def test_power_loss_of_a_node_is_noticed_after_the_node_timeout(hosts: Hosts, tm
         job.succeeds(a, b)
 
 
+def test_power_loss_of_the_only_node_is_noticed_by_keepalive(hosts: Hosts, tmp_path: Path) -> None:
+    """The only node is never given up for silence: it may be stopped. That nothing answers its probes tells the two."""
+    with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", *QUICK, "--ft-empty-timeout=1") as job:
+        a, b = job.start_all()
+        job.line_up(a, b)
+        a.agent.signal(signal.SIGTERM)
+        a.agent.wait_for("hosts its coordinator until the job ends", anywhere=True)
+        job.line_up(b)
+        b.host.kill()
+        a.agent.wait_for("node host-1 was lost: its connection broke .* timed out", anywhere=True)
+        a.agent.wait_for("job failed: no node is left", anywhere=True)
+        assert a.agent.wait() == 1
+
+
 def test_a_node_that_is_back_before_its_loss_was_noticed_takes_its_own_place(hosts: Hosts, tmp_path: Path) -> None:
     with ElasticJob(hosts(2), tmp_path, "--nnodes=2:2", "--max-restarts=0", *QUICK) as job:
         a, b = job.start_all()
