@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from outlast.k8s.plan import CreatePod
 from outlast.k8s.reading import observe
 from outlast.k8s.reconcile import reconcile
 from outlast.k8s.resource import API_VERSION, KIND
+from outlast.k8s.words import ObserverWords
 from outlast.log import configure
 
 SERVICE_IP = "10.96.0.1"  # stands for an address that only a cluster can give
@@ -117,14 +119,19 @@ async def _operate(args: argparse.Namespace) -> None:
         loop.add_signal_handler(number, task.cancel)
     async with connect(args.kubeconfig, args.context) as client:
         home = args.namespace or client.namespace
+        words = ObserverWords(lambda job: operator.touch((job.namespace, job.name)), time.time)
         operator = Operator(
             client,
             namespace="" if args.all_namespaces else home,
             home=home,
             identity=f"{socket.gethostname()}_{os.getpid()}",
             with_nodes=args.nodes,
+            words=words,
         )
-        await operator.run()
+        try:
+            await operator.run()
+        finally:
+            await words.close()
 
 
 def _documents(file: str) -> list[dict[str, Any]]:

@@ -260,7 +260,7 @@ class Operator:
     def _observe(self, key: Key, job: Raw, memory: JobMemory) -> JobObservation:
         pods = list(self._pods_of.get(key, {}).values())
         addresses = [each["status"]["podIP"] for each in pods if each.get("status", {}).get("podIP")]
-        word = self._words.word(identity_of(job), addresses, memory.token) if memory.token else None
+        word = self._word(job, addresses, memory.token)
         return observe(
             job,
             pods,
@@ -271,6 +271,13 @@ class Operator:
             service=memory.service,
             has_secret=bool(memory.token),
         )
+
+    def _word(self, job: Raw, addresses: Sequence[str], token: str) -> CoordinatorWord | None:
+        identity = identity_of(job)
+        if (job.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            self._words.forget(identity)
+            return None
+        return self._words.word(identity, addresses, token) if token else None
 
     async def _carry_out(self, plan: Plan, job: Raw, seen: JobObservation, memory: JobMemory) -> ExecutionResult:
         execution = carry_out(plan, job, seen, token=secrets.token_hex(16), now=self._clock())

@@ -83,8 +83,10 @@ def test_a_pod_is_deleted_and_training_goes_on_and_its_replacement_joins(cluster
         until(lambda: worlds(cluster, "mnist-worker-1-1")[-1:] == [3], "the replacement in training")
         # The survivors trained on as two, in the pods that they were in.
         assert worlds(cluster, first[2]) == [3, 2, 3]
-        (folder / "finish").touch()
         path = "/apis/outlast.dev/v1alpha1/namespaces/default/elasticjobs/mnist"
+        # The operator hears it from the coordinator: three, two, three nodes.
+        until(lambda: cluster.call("GET", path)[1]["status"].get("generation", 0) >= 3, "the generation in the status")
+        (folder / "finish").touch()
         until(lambda: cluster.call("GET", path)[1]["status"]["phase"] == "Succeeded", "the end of the job")
         assert not any(slot.get("failures") for slot in cluster.call("GET", path)[1]["status"]["slots"].values())
         assert operator.running

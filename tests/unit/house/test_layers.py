@@ -40,7 +40,7 @@ ALLOWED = {
     "reports": {"core", "events", "journal", "ledger"},
     "data": {"worker", "core", "protocol"},
     "jobs": {"settings"},
-    "k8s": {"settings", "launch", "observe", "log", "console"},
+    "k8s": {"settings", "launch", "agent", "observe"},
 }
 FORBIDDEN = {
     "observe": {"coordinator", "worker", "data", "cli"},
