@@ -196,6 +196,11 @@ def _node(plane: ControlPlane, place: Path, name: str, index: int, number: int, 
         yield
 
 
+def cut_off(name: str) -> None:
+    """Nothing reaches a node any more, and nothing comes from it."""
+    _sh("ip", "link", "set", f"v{name}", "down")
+
+
 def _wire(name: str, address: str, index: int, number: int) -> None:
     _sh("ip", "netns", "add", name)
     _sh("ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
