@@ -22,7 +22,7 @@ def submit(
     """Submit a job; its output goes to a file that all of its starts share."""
     out = place / f"out{len(list(place.glob('out*')))}.log"
     out.touch()
-    options = {"options": [f"--output={out}"], **(slurm or {})}
+    options = {"options": [f"--output={out}", "--exclusive"], **(slurm or {})}
     file = place / "job.yaml"
     file.write_text(json.dumps({"name": "j", "directory": str(place), **job, "slurm": options}))
     said = cluster.ask(python(), "-m", "outlast", "submit", file, "--on=slurm", *flags)
@@ -76,9 +76,11 @@ def test_an_agent_that_was_killed_is_started_again_and_taken_in(cluster: SlurmCl
     job.wait_for(r"rank 1 of 2 started in generation [23]:", anywhere=True)
 
 
-def test_scancel_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_status_is_shown_on_the_login_node_and_scancel_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, run=str(WAITS), nodes=3)
     started(job, 1, 3)
+    shown = cluster.ask(python(), "-m", "outlast", "status", f"--slurm={job.number}")
+    assert "3 here of 3" in shown
     cluster.ask("scancel", job.number)
     assert job.wait() == "CANCELLED"
     cluster.clean()

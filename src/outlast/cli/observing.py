@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.cli.flags import Parser, add_settings, given_settings
@@ -15,6 +16,7 @@ from outlast.cli.request import endpoint_of
 from outlast.observe import FoundJob, ObserverRefused, locate
 from outlast.settings.loading import load
 from outlast.settings.settings import Settings
+from outlast.transport import token as tokens
 
 FAILED = 1  # no job there, a wrong token, refused: it cannot be told, or was not done
 
@@ -31,12 +33,15 @@ def parser(name: str, description: str) -> Parser:
         metavar="HOST:PORT",
         help="Any node of the job, with the port of its --rdzv-endpoint; not needed on its own nodes.",
     )
+    made.add_argument("--slurm", default="", metavar="JOB", help="The id of a Slurm job that `outlast submit` started.")
     add_settings(made)
     return made
 
 
 def found(args: argparse.Namespace) -> FoundJob:
     """The job that the flags mean. Raises ValueError, in one line."""
+    if args.slurm:
+        return _in_slurm(args.slurm, settings_of(args))
     endpoint = endpoint_of("--endpoint", args.endpoint) if args.endpoint else None
     return locate(settings_of(args), job=args.job, endpoint=endpoint)
 
@@ -44,6 +49,20 @@ def found(args: argparse.Namespace) -> FoundJob:
 def settings_of(args: argparse.Namespace) -> Settings:
     """The settings that the flags and the environment say."""
     return with_token(load(given_settings(args), os.environ, args.ft_cfg_path)).settings
+
+
+def _in_slurm(job: str, settings: Settings) -> FoundJob:
+    """A job by what its batch script has left in the home directory, which login and compute nodes share."""
+    state = Path.home() / ".outlast" / "slurm" / job
+    try:
+        lines = (state / "places").read_text().split()
+    except OSError:
+        raise ValueError(
+            f"no running Slurm job {job!r} has its state in {state.parent}; with slurm.directory in its job file, give "
+            "--endpoint and --ft-token-file"
+        ) from None
+    token = settings.token or (tokens.from_file(state / "token", create=False) if settings.auth else "")
+    return FoundJob("", tuple(endpoint_of("--slurm", line) for line in lines), token, settings)
 
 
 def run(

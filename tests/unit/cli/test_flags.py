@@ -75,6 +75,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
     ours = set(flags_of(parser({}))) - set(torch_flags()) - set(HELP)
     assert ours == {
         *("--ft-cfg-path", "--ft-cfg_path"),
+        *("--ft-token-file", "--ft-token_file"),
         *("--ft-planned-change-timeout", "--ft-planned_change_timeout"),
         "--ft-replicas",
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
@@ -260,7 +261,7 @@ def test_help_needs_no_script(capsys) -> None:
     printed = capsys.readouterr().out
     assert "--nproc-per-node" in printed
     assert "OUTLAST_NODE_TIMEOUT" in printed
-    assert "--ft-token" not in printed
+    assert "--ft-token " not in printed
 
 
 @pytest.mark.parametrize(

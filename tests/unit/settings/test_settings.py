@@ -90,6 +90,7 @@ def test_the_defaults_are_decisions() -> None:
         "store_ports": "",
         "auth": True,
         "token": "",
+        "token_file": "",
         "tls": False,
         "tls_cert": "",
         "tls_key": "",
