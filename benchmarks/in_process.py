@@ -96,16 +96,20 @@ def run(name: str, flags: Sequence[str], fault: str, ranks: int, faults: int, se
 
 
 def after(marks: Sequence[Mark], what: str) -> list[float]:
-    """Seconds from each fault until the last rank had come so far in the next life."""
-    faults = {mark.life: mark.at for mark in marks if mark.what == "fault"}
-    return [max(m.at for m in marks if m.what == what and m.life == life + 1) - at for life, at in faults.items()]
+    """Seconds from each fault until the last rank had come so far in the next life, or a later one if that failed."""
+    reached: dict[int, float] = {}
+    for mark in marks:
+        if mark.what == what:
+            reached[mark.life] = max(mark.at, reached.get(mark.life, 0.0))
+    faults = [mark for mark in marks if mark.what == "fault"]
+    return [reached[min(life for life in reached if life > fault.life)] - fault.at for fault in faults]
 
 
 def compare(options: argparse.Namespace) -> None:
     rows = []
     for fault in options.faults:
         for title, (name, flag) in LAUNCHERS.items():
-            if name == "torchrun" and fault == "hang":
+            if title not in options.only or (name == "torchrun" and fault == "hang"):
                 continue
             flags = [flag, *([WATCHED] if fault == "hang" else [])]
             marks = run(name, flags, fault, options.ranks, options.count, options.setup)
@@ -139,6 +143,7 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", default=["raise", "kill", "hang"])
     parser.add_argument("--count", type=int, default=4, help="faults in a job; the first is not counted")
     parser.add_argument("--setup", type=float, default=5.0, help="seconds of set-up before the function")
+    parser.add_argument("--only", nargs="+", default=list(LAUNCHERS), choices=list(LAUNCHERS))
     parser.add_argument("--leak", type=int, default=0, metavar="RESTARTS")
     options = parser.parse_args()
     print(machine(), flush=True)
