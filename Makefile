@@ -32,7 +32,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/platforms $(ARGS)
 
 # Real platforms. Each has scripts/install-NAME, which installs what is missing, and tests/platforms/test_NAME_*.py or tests/platforms/NAME/.
-PLATFORMS ?= slurm k8s
+PLATFORMS ?= slurm k8s browser
 
 test-platforms: setup $(addprefix test-platform-,$(PLATFORMS))
 

@@ -50,6 +50,8 @@ def test_the_defaults_are_decisions() -> None:
         "journal": "",
         "events": "",
         "webhook": "",
+        "dashboard": False,
+        "dashboard_port": 8380,
         "tie_break": "off",
         "restart_grace": 0.05,
         "planned_change_timeout": 20.0,
