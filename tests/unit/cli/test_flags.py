@@ -89,6 +89,8 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-empty-timeout", "--ft-empty_timeout"),
         "--ft-journal",
         "--ft-events",
+        "--ft-webhook",
+        *("--ft-token-file", "--ft-token_file"),
         *("--ft-dashboard", "--dashboard"),
         *("--ft-dashboard-port", "--ft-dashboard_port"),
         *("--ft-tie-break", "--ft-tie_break"),
