@@ -50,7 +50,6 @@ def test_the_defaults_are_decisions() -> None:
         "journal": "",
         "events": "",
         "webhook": "",
-        "token_file": "",
         "dashboard": False,
         "dashboard_port": 8380,
         "tie_break": "off",
