@@ -10,6 +10,7 @@ import io
 import mmap
 import pathlib
 import pickle
+import pickletools
 import threading
 import warnings
 from collections import OrderedDict
@@ -82,9 +83,14 @@ class _Unpickler(pickle.Unpickler):
         raise Damaged(f"it asks for {module}.{name}, which no metadata of DCP needs")
 
 
-def parse(data: bytes | memoryview, name: str) -> Metadata:
-    """DCP's metadata from its pickle. Raises `Damaged` for anything else, and runs nothing that it asks for."""
+def parse(data: bytes | memoryview, name: str, *, ours: bool = False) -> Metadata:
+    """DCP's metadata from its pickle. Raises `Damaged` for anything else, and runs nothing that it asks for.
+
+    `ours`: it comes from our own memory, where nothing is damaged by chance.
+    """
     try:
+        if not ours:
+            _check_sizes(data)
         parsed = _Unpickler(io.BytesIO(data)).load()
     except Damaged as damaged:
         raise Damaged(f"{name} is refused: {damaged}") from None
@@ -93,6 +99,19 @@ def parse(data: bytes | memoryview, name: str) -> Metadata:
     if not _is_metadata(parsed):
         raise Damaged(f"{name} is damaged: it holds no metadata")
     return parsed
+
+
+def _check_sizes(data: bytes | memoryview) -> None:
+    """Refuse what asks for more memory than its length can need: the unpickler would take it before it finds out.
+
+    What is cut short raises ValueError. The number of an object that is put aside decides how long the list of them is.
+    """
+    for opcode, argument, _ in pickletools.genops(bytes(data)):
+        if opcode.name in _PUTS and (argument or 0) > len(data):
+            raise Damaged(f"it puts aside {argument} objects, more than it can have")
+
+
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 
 
 def _is_metadata(parsed: Any) -> bool:
@@ -297,7 +316,7 @@ def open_snapshot(places: Mapping[int, Sequence[Callable[[], ShardPlace]]], mark
             elif shard.ticket.save.step != step:
                 raise Damaged(f"rank 0 has saved step {step} and rank {rank} step {shard.ticket.save.step} as one")
         name = f"the snapshot of step {step}" if step is not None else f"the snapshot {mark[0]}.{mark[1]}"
-        metadata = parse(disk.fill_in(contents, blanks, b"".join(tables)), name)
+        metadata = parse(disk.fill_in(contents, blanks, b"".join(tables)), name, ours=True)
         yield CheckpointSource(name, metadata, shards, expect, save)
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+import resource
 import shutil
 import sys
 import types
@@ -461,6 +462,18 @@ def test_no_other_attribute_is_read_for_a_metadata(asked: tuple[Any, str]) -> No
     text = b"c__builtin__\ngetattr\n(" + kind + f"S'{asked[1]}'\ntR.".encode()
     with pytest.raises(Damaged, match="is refused: it asks for"):
         parse(text, "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\x80\x02Nr\xff\xff\xff\xff.", b"\x80\x05\x96" + (1 << 36).to_bytes(8, "little") + b"x."],
+    ids=["put", "bytearray"],
+)
+def test_metadata_that_asks_for_all_memory_is_damaged_and_takes_none(text: bytes) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Damaged):
+        parse(text, "x")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 def test_metadata_that_was_changed_anywhere_is_damaged_and_nothing_else(
