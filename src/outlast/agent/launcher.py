@@ -69,8 +69,9 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         logs = JobLogs(launch)
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
-        if logs.asked_for and not settings.events:
-            settings = msgspec.structs.replace(settings, events=str(Path(logs.directory, EVENTS)))
+        events = str(Path(logs.directory, EVENTS))
+        if logs.asked_for and not settings.events and _is_text(events):
+            settings = msgspec.structs.replace(settings, events=events)
         agent = Agent(launch, settings, place=place, logs=logs, extension=extension)
         cleanup.callback(agent.client.seat.hosting.kill)
         await agent.client.seat.open()
@@ -86,6 +87,15 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         outcome.append(over)
         _write_verdict(over, settings.verdict or (str(Path(logs.directory, VERDICT)) if logs.asked_for else ""))
         return over
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can be told to the coordinator: names of files may be any bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _discard_token(launch: Launch) -> None:

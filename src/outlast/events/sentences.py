@@ -147,7 +147,8 @@ def diagnosed(failed: reasons.FailedRank) -> str:
 
 @sentence.register
 def _(began: events.JobBegan) -> str:
-    return f"the job began: {began.least} to {count(began.most, 'node')}"
+    least = f"{began.least} to " if began.least < began.most else ""
+    return f"the job began: {least}{count(began.most, 'node')}"
 
 
 @sentence.register

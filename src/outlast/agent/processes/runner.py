@@ -138,9 +138,10 @@ class WorkerRunner:
         """End what is left, at once."""
         if self._opening is not None:
             self._opening.cancel()
-        if self._group is not None:
-            await self._group.stop(signal.SIGKILL, 0)
-            self._in_place.keep(self._group)
+        if (group := self._group) is not None:
+            await group.stop(signal.SIGKILL, 0)
+            if self._group is group:  # else a stop that was under way has kept them
+                self._in_place.keep(group)
         if self._finished is not None:
             self._finished.reap()
         await self._in_place.close()
