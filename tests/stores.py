@@ -28,9 +28,27 @@ LONG = 60.0
 Answer = Callable[["Request"], Coroutine[Any, Any, None]]
 
 
+TAKEN = "address already in use"  # by somebody else, after we had found it free
+
+
 @contextmanager
 def s3_server(directory: Path, keys: Mapping[str, str]) -> Iterator[int]:
     """Start a server of its own; its port. With no keys, everybody may do everything."""
+    for attempt in range(10):
+        place = directory / str(attempt)
+        place.mkdir()
+        process, port = _start(place, keys)
+        try:
+            if _await_bucket(f"http://127.0.0.1:{port}", keys, process, place / "log"):
+                yield port
+                return
+        finally:
+            process.kill()
+            process.wait()
+    raise AssertionError("no ports are free for long enough")
+
+
+def _start(directory: Path, keys: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
     names = ("master", "volume", "filer", "s3", "admin")
     ports = {name: (free_port(), free_port()) for name in names}
     words = [f"-{name}.port={http}" for name, (http, _) in ports.items()]
@@ -48,15 +66,11 @@ def s3_server(directory: Path, keys: Mapping[str, str]) -> Iterator[int]:
             stdout=log,
             stderr=log,
         )
-    try:
-        _await_bucket(f"http://127.0.0.1:{ports['s3'][0]}", keys, process, directory / "log")
-        yield ports["s3"][0]
-    finally:
-        process.kill()
-        process.wait()
+    return process, ports["s3"][0]
 
 
-def _await_bucket(url: str, keys: Mapping[str, str], server: subprocess.Popen[bytes], log: Path) -> None:
+def _await_bucket(url: str, keys: Mapping[str, str], server: subprocess.Popen[bytes], log: Path) -> bool:
+    """Wait until it answers; False if it could not, for one of its ports."""
     import obstore
     from obstore.exceptions import BaseError
     from obstore.store import S3Store
@@ -65,10 +79,12 @@ def _await_bucket(url: str, keys: Mapping[str, str], server: subprocess.Popen[by
     config["aws_endpoint_url"] = url
     store = S3Store(BUCKET, config=config, client_options={"allow_http": True}, retry_config=NO_RETRIES)
     for _ in range(1800):
-        assert server.poll() is None, log.read_text()
+        if server.poll() is not None:
+            assert TAKEN in log.read_text(), log.read_text()
+            return False
         with suppress(BaseError, FileNotFoundError):
             obstore.put(store, "ready", b"")
-            return
+            return True
         threading.Event().wait(0.1)
     raise AssertionError(log.read_text())
 

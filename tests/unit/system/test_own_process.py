@@ -13,7 +13,7 @@ import outlast
 from outlast.system import own_process
 
 SOURCE = Path(outlast.__file__).parent
-# The user's program, which finds its modules as Python does; a path for batch scripts; and two that are started with -I.
+# The user's program, which finds its modules as Python does; a path for batch scripts; two that are started with -I.
 OTHERS = {
     "cli/request.py",
     "cli/check.py",

@@ -34,7 +34,9 @@ def test_every_token_is_new_and_long_enough_to_be_taken() -> None:
 def test_the_command_prints_one_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token"]) == 0
     assert len(capsys.readouterr().out.strip()) == 32
-    assert main(["token", "please"]) == 2
+    with pytest.raises(SystemExit) as usage:
+        main(["token", "please"])
+    assert usage.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
