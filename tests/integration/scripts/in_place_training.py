@@ -80,8 +80,10 @@ def train() -> None:
         model(mine).square().mean().backward()
         optimizer.step()
         checkpointer.save(step, state)
+        dist.barrier()  # a fault in the next step finds that all have saved this one
     train_sharded()
     checkpointer.close()
+    del model  # destroying the group under a living DDP model can hang (docs/hangs.md)
     dist.destroy_process_group()
 
 

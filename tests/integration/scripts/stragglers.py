@@ -40,5 +40,6 @@ while not over.item():
     dist.all_reduce(over)
     step += 1
     outlast.step(step)
+del loss, optimizer, model  # destroying the group under a living DDP model can hang or abort (docs/hangs.md)
 dist.destroy_process_group()
 os.write(1, f"rank {rank}: done after {step} steps\n".encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -450,12 +451,14 @@ def test_a_console_that_is_closed_makes_nobody_wait(tmp_path: Path, monkeypatch:
 async def read_until(descriptor: int, end: bytes) -> bytes:
     text, readable = b"", asyncio.Event()
     loop = asyncio.get_running_loop()
+    os.set_blocking(descriptor, False)  # the loop may report once more what has just been read
     loop.add_reader(descriptor, readable.set)
     try:
         while not text.endswith(end):
             readable.clear()
             await asyncio.wait_for(readable.wait(), DEADLINE)
-            text += os.read(descriptor, 65536)
+            with contextlib.suppress(BlockingIOError):
+                text += os.read(descriptor, 65536)
     finally:
         loop.remove_reader(descriptor)
     return text
