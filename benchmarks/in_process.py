@@ -5,7 +5,7 @@ In every generation one rank raises, is killed or hangs. The workers themselves 
 function is entered and when its first step is done, by the machine's monotonic clock.
 
     python benchmarks/in_process.py --ranks 2 --faults raise kill hang
-    python benchmarks/in_process.py --leak 200        # restarts in a row: descriptors, threads, memory
+    python benchmarks/in_process.py --leak 1000       # restarts in a row: descriptors, threads, memory, samples, loss
 
 torchrun does not notice a hang, so it has no figure there. For the others a hang begins with the last heartbeat, and
 they are told to take two seconds without one for a hang.
@@ -14,13 +14,17 @@ they are told to take two seconds without one for a hang.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from processes import Run, launcher, machine, table, until
+from processes import Run, launcher, machine, memory, table, until
 
+SOAK = Path(__file__).parents[1] / "tests" / "integration" / "scripts" / "in_place_soak.py"
 PATIENCE = 200.0
 LAUNCHERS = {
     "outlast, in place": ("outlast", "--ft-in-place-timeout=10"),
@@ -123,18 +127,51 @@ def compare(options: argparse.Namespace) -> None:
     print(table(header, rows))
 
 
-def leak(restarts: int) -> None:
-    flags = ["--ft-in-place-timeout=10", "--ft-crash-loop=0"]
-    marks = run("outlast", flags, "raise", 2, restarts, 0.0)
+def soak(restarts: int) -> None:
+    """Restart so often; show what workers and agent have open, and whether the training was the undisturbed one."""
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        sizes = disturb(folder / "disturbed", restarts + 1, restarts)
+        disturb(folder / "calm", restarts + 1, 0)
+        lines = [line.split() for line in (folder / "disturbed" / "marks").read_text().splitlines()]
+        histories = [json.loads((folder / each / "history").read_text()) for each in ("disturbed", "calm")]
     rows = []
-    for rank in (0, 1):
-        entries = [mark for mark in marks if mark.what == "entered" and mark.rank == rank]
-        for mark in (entries[10], entries[len(entries) // 2], entries[-1]):
-            size = f"{mark.memory / 2**20:.1f}"
-            rows.append([str(rank), str(mark.life), str(mark.pid), str(mark.fds), str(mark.threads), size])
-    print(table(["rank", "restart", "pid", "descriptors", "threads", "resident, MiB"], rows))
-    stepped = after(marks, "stepped")[1:]
-    print(f"\nfault to next step: median {statistics.median(stepped):.3f} s, longest {max(stepped):.3f} s")
+    for rank in ("0", "1"):
+        entries = [line for line in lines if line[1] == rank]
+        for generation, _, pid, descriptors, threads, resident, _ in (
+            entries[10],
+            entries[len(entries) // 2],
+            entries[-1],
+        ):
+            rows.append([f"rank {rank}", generation, pid, descriptors, threads, f"{int(resident) / 2**20:.1f}"])
+    print(table(["process", "generation", "pid", "descriptors", "threads", "resident, MiB"], rows + sizes))
+    samples = Counter(sample for step in histories[0] for share, _ in step for sample in share)
+    entered = [float(line[-1]) for line in lines if line[1] == "0"]
+    between = [later - earlier for earlier, later in itertools.pairwise(entered)][1:]
+    print(f"\nsamples trained once: {sum(count == 1 for count in samples.values())} of {6 * (restarts + 1)}")
+    print(f"losses equal to those of the undisturbed job: {histories[0] == histories[1]}")
+    print(f"one generation: median {statistics.median(between):.3f} s, longest {max(between):.3f} s")
+
+
+def disturb(folder: Path, steps: int, faults: int) -> list[list[str]]:
+    """Run the soak's script; what its agent had open after 10 restarts and after the last."""
+    folder.mkdir()
+    (marks := folder / "marks").touch()
+    flags = ["--nproc-per-node=2", f"--max-restarts={faults}", "--ft-crash-loop=0", "--ft-in-place-timeout=30"]
+    sizes = []
+    with Run(launcher("outlast", *flags, str(SOAK), str(folder), str(steps), str(faults)), log=folder / "log") as job:
+        for generation in (11, faults + 1) if faults else ():
+
+            def entered(generation: int = generation) -> bool:
+                return any(line.startswith(f"{generation} 0 ") for line in marks.read_text().splitlines())
+
+            until(entered, timeout=PATIENCE + 20 * faults, runs=[job], what=f"generation {generation}")
+            descriptors, threads = (len(list(Path(f"/proc/{job.pid}", each).iterdir())) for each in ("fd", "task"))
+            opened = [str(descriptors), str(threads), f"{memory(job.pid)[0]:.1f}"]
+            sizes.append(["agent", str(generation), str(job.pid), *opened])
+        (folder / "measured").touch()
+        until((folder / "history").exists, timeout=PATIENCE, runs=[], what="end of the training")
+    return sizes
 
 
 def main() -> None:
@@ -148,7 +185,7 @@ def main() -> None:
     options = parser.parse_args()
     print(machine(), flush=True)
     if options.leak:
-        leak(options.leak)
+        soak(options.leak)
     else:
         compare(options)
 

@@ -1,7 +1,7 @@
 """A restartable function with a fault in each generation, given as arguments: `raise:1 kill:0 …`; then it finishes.
 
 Each fault is of the rank behind the colon, at its third step, while the others are in a collective. Before, all ranks
-say who they are and what they have open.
+say who they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,10 +26,6 @@ entries: list[int] = []  # the generations that this process has entered
 server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname())
 own, _ = server.accept()
-
-
-def count(what: str) -> int:
-    return len(list(Path("/proc/self", what).iterdir()))
 
 
 def connection_lives() -> bool:
@@ -68,8 +63,7 @@ def train(greeting: str) -> str:
     generation, rank, world = entries[-1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     print(
         f"rank {rank} of {world} entered generation {generation}: pid {os.getpid()} entry {len(entries)}"
-        f" restarts {os.environ['TORCHELASTIC_RESTART_COUNT']} connection {connection_lives()} {greeting}"
-        f" open {count('fd')} threads {count('task')}",
+        f" restarts {os.environ['TORCHELASTIC_RESTART_COUNT']} connection {connection_lives()} {greeting}",
         flush=True,
     )
     dist.init_process_group("gloo")

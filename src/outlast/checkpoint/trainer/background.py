@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -144,6 +145,8 @@ class KeeperClient:
         private.make_directory(directory)
         self._path = directory / f"{number}.told"
         self._ear = private.make_fifo(self._path)  # both ends: it never ends
+        # A Checkpointer that nobody closes goes with the frame that held it, once per restart in place.
+        self._close_ear = weakref.finalize(self, os.close, self._ear)
 
     def sealed(self, slot: Slot, ticket: Ticket) -> None:  # noqa: ARG002
         if ticket.durable:
@@ -170,7 +173,7 @@ class KeeperClient:
         return self._outcome
 
     def close(self) -> None:
-        os.close(self._ear)
+        self._close_ear()
         with suppress(OSError):
             self._path.unlink()
 
