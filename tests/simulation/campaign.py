@@ -8,6 +8,7 @@ import time
 import traceback
 from collections import Counter
 
+from in_place_world import InPlaceSimulation
 from invariants import Violation
 from simulator import Simulation
 
@@ -15,18 +16,25 @@ STORY_LINES = 40
 REPLAYED = 8  # one in so many schedules is replayed from its journal
 
 
-def run(seed: int, *, planned: bool = False, whole: bool = False) -> Simulation:
+def run(seed: int, *, world: type[Simulation] = Simulation, planned: bool = False, whole: bool = False) -> Simulation:
     """One schedule to its end, and some of them a second time from the journal."""
-    simulation = Simulation(seed, planned=planned, whole=whole)
+    simulation = world(seed, planned=planned, whole=whole)
     simulation.run()
     if seed % REPLAYED == 0:
         simulation.replay()
     return simulation
 
 
-def tell(seed: int, lines: int = STORY_LINES, *, planned: bool = False, whole: bool = False) -> str:
+def tell(
+    seed: int,
+    lines: int = STORY_LINES,
+    *,
+    world: type[Simulation] = Simulation,
+    planned: bool = False,
+    whole: bool = False,
+) -> str:
     """The story of a schedule that breaks an invariant: what happened just before."""
-    simulation = Simulation(seed, trace=True, planned=planned, whole=whole)
+    simulation = world(seed, trace=True, planned=planned, whole=whole)
     try:
         simulation.run()
         simulation.replay()
@@ -44,7 +52,9 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="count violations instead of stopping at the first")
     parser.add_argument("--planned", action="store_true", help="ranks save before nodes join and drain")
     parser.add_argument("--whole", action="store_true", help="default settings, and all that workers and agents do")
+    parser.add_argument("--in-place", action="store_true", help="workers leave their generation without ending")
     arguments = parser.parse_args()
+    world = InPlaceSimulation if arguments.in_place else Simulation
     first, last = (int(part) for part in arguments.seeds.split(":"))
     began = time.process_time()  # other work on this machine does not count
     events, virtual, generations, lives, said = 0, 0.0, 0, 0, 0
@@ -52,7 +62,7 @@ def main() -> int:
     broken: dict[str, list[int]] = {}
     for seed in range(first, last):
         try:
-            simulation = run(seed, planned=arguments.planned, whole=arguments.whole)
+            simulation = run(seed, world=world, planned=arguments.planned, whole=arguments.whole)
         except (AssertionError, LookupError, TypeError, AttributeError) as error:
             name = error.invariant if isinstance(error, Violation) else f"crash: {error!r}"
             broken.setdefault(name, []).append(seed)
@@ -74,7 +84,7 @@ def main() -> int:
     for invariant, seeds in broken.items():
         print(f"BROKEN {invariant}: {len(seeds)} seeds, {seeds[:8]}")
     for seeds in broken.values():
-        print(tell(seeds[0], arguments.story, planned=arguments.planned, whole=arguments.whole))
+        print(tell(seeds[0], arguments.story, world=world, planned=arguments.planned, whole=arguments.whole))
     return 1 if broken else 0
 
 

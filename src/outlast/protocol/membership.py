@@ -61,7 +61,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     floor: Count  # no generation up to this one will ever start here again
     generation: Count  # the newest that was started here; 0: none
     state: State
-    clear: bool  # no worker process is alive here
+    clear: bool  # no process here can reach a generation: each has ended, or is parked
     store_port: Port  # reserved here for the next generation's store
     leaving: Leaving = Leaving.NO
     failures: tuple[Failure, ...] = ()

@@ -51,7 +51,7 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """No process of this generation is alive any more."""
+    """No process here can reach this generation any more: each has ended, or has left it and is parked."""
 
     generation: int
 
