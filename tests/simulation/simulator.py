@@ -34,7 +34,7 @@ from outlast.core.coordinator.commands import Break, Close, Command, JournalEntr
 from outlast.core.coordinator.coordinator import Coordinator
 from outlast.core.coordinator.history import History
 from outlast.core.job.commands import Command as Decision
-from outlast.core.job.commands import NodesWanted, ReleaseNode, Remember, Send
+from outlast.core.job.commands import NodesWanted, ReleaseNode, Remember, Reply, Send
 from outlast.core.job.decisions import digest_of
 from outlast.core.job.inputs import Event, Joined, Lost
 from outlast.core.job.job import Job
@@ -59,6 +59,7 @@ from outlast.protocol.membership import Ack, Join, Leaving, Over, Report
 from outlast.protocol.messages import FromAgent, FromCoordinator
 from outlast.protocol.observers import EventCopies
 from outlast.protocol.paces import Paces
+from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.shards import Query, Told
 from outlast.protocol.succession import Charter, Standing, Term
@@ -230,6 +231,7 @@ class Simulation:
         job: type[Job] = Job,
         node: type[Node] = Node,
         checks: bool = False,  # nodes are checked, and some are not fit
+        resigns: bool = False,  # a node that has left asks the coordinator that it hosts to resign
         whole: bool = False,  # the settings that people run, and all that workers and agents do
     ) -> None:
         self.random = random = Random(seed)
@@ -271,6 +273,11 @@ class Simulation:
         self._together: float | None = None  # since when all of its members run
         self._work = self.schedule.work
         self._chaos = True
+        self._resigns = resigns
+        if resigns and self.schedule.kind != "kills":  # those kill coordinators, and nothing else
+            drains = [(random.uniform(0, self.schedule.quiet), "drain") for _ in range(3)]
+            self.schedule.faults = sorted([*self.schedule.faults, *drains])
+        self.resigned = 0  # coordinators that have left the job to others
         self._settled = False
         self._struck = False
         self._quiet_since = NEVER
@@ -411,7 +418,7 @@ class Simulation:
             elif isinstance(command, Close | Break):
                 command.connection.closed = True
                 self._send_down(command.connection, FIN if isinstance(command, Close) else RESET)
-            elif isinstance(command, NodesWanted | ReleaseNode):
+            elif isinstance(command, NodesWanted | ReleaseNode | Reply):
                 continue  # nodes come and go by the schedule alone
             else:
                 raise AssertionError(f"nobody carries out {command}")
@@ -510,6 +517,18 @@ class Simulation:
             return
         host.journal = []
         self._coordinate(host, one, charter.rules, mandate.term, charter.run, None, charter, one.copies.all())
+
+    def _ask_to_resign(self, c: Life, tries: int = 40) -> None:
+        if not c.alive or not tries:
+            return
+        if not c.paused:
+            self._carry_out(c, c.core.asked(Ask("resign", "its host"), c.host.clock(self.t)))
+        if c.core.resigned:
+            self._tell(f"the coordinator of host{c.host.number} resigns")
+            self.resigned += 1
+            self._kill_coordinator(c)
+        else:
+            self._after(self.rules.node_timeout / 8, self._ask_to_resign, c, tries - 1)
 
     def _retire(self, one: Agent) -> None:
         c = one.host.coordinator
@@ -793,6 +812,8 @@ class Simulation:
                 if one.group is not None and one.group.alive:
                     raise Violation("an agent exits last", f"{one.id} leaves workers behind")
                 self._end_agent(one, fin=True)
+                if self._resigns and command.over.left and (c := one.host.coordinator) is not None and c.by is one:
+                    self._ask_to_resign(c)
                 return
         if hang_up:
             self._tell(f"{one.id} hangs up")
@@ -1103,6 +1124,9 @@ class Simulation:
             self._divide(kind)
         elif self._agents:
             one = random.choice(list(self._agents.values()))
+            if kind == "drain" and self._resigns:
+                hosting = [each for each in self._agents.values() if each.host.coordinator is not None]
+                one = hosting[0] if hosting else one
             self._tell(f"FAULT {kind} {one.id}")
             if kind == "crash":
                 self._end_agent(one, fin=True)

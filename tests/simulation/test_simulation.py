@@ -36,6 +36,16 @@ def test_every_invariant_holds_when_ranks_save_before_planned_changes() -> None:
     assert "run on" in set(map(ending, simulations))
 
 
+def test_every_invariant_holds_when_the_coordinator_of_a_node_that_left_resigns() -> None:
+    simulations = []
+    for seed in range(400_000, 400_300):
+        simulations.append(simulation := Simulation(seed, resigns=True))
+        simulation.run()
+        if seed % 8 == 0:
+            simulation.replay()
+    assert sum(simulation.resigned for simulation in simulations) > 50, "hardly any coordinator resigned"
+
+
 def test_every_invariant_holds_while_nodes_are_checked() -> None:
     """And nobody is let in who is not fit, whoever coordinates."""
     simulations = []

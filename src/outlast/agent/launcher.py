@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.agent.agent import Agent
-from outlast.agent.coordinator_link.hosting import Hosting
+from outlast.agent.coordinator_link.location import CoordinatorLocation
 from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.processes.place import hold
@@ -26,6 +26,7 @@ log = logging.getLogger("agent")
 
 SOON = 1.0  # seconds in which a coordinator ends when nobody but us was there
 VERDICT, EVENTS = "verdict.json", "events.jsonl"  # beside the logs, where those are kept
+FIRST_WAIT, LONGEST_WAIT = 0.1, 0.5  # between two requests to resign
 LAST_WORDS = 5.0  # seconds for a coordinator of ours to see everybody off
 
 
@@ -81,7 +82,7 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
             _discard_token(launch)  # now, not last of all: whoever hosts the coordinator may be killed while it waits
         if over.success and agent.unwritten:  # a script that never calls wait() has not noticed
             over = msgspec.structs.replace(over, success=False, reason=agent.unwritten)
-        await _see_off(agent.client.seat.hosting, over)
+        await _see_off(agent.client.seat, over)
         if not agent.hurried:
             await _show_all(logs)
         outcome.append(over)
@@ -121,14 +122,29 @@ def _write_verdict(over: Over, path: str) -> None:
         log.warning("cannot write the verdict %s: %s", path, error.strerror)
 
 
-async def _see_off(hosting: Hosting, over: Over) -> None:
-    """Wait for the coordinator of this node, if it has one, to tell the others."""
+async def _see_off(seat: CoordinatorLocation, over: Over) -> None:
+    """Wait for the coordinator of this node, if it has one, to tell the others; where the job goes on, to resign."""
+    hosting = seat.hosting
     if not hosting.active or hosting.ended is None:
         return
-    await asyncio.wait({hosting.ended}, timeout=SOON if over.left else LAST_WORDS)
-    if over.left and not hosting.ended.done():
-        log.warning("this node has left the job, but hosts its coordinator until the job ends")
+    if not over.left:
+        await asyncio.wait({hosting.ended}, timeout=LAST_WORDS)
+        return
+    handing_over = asyncio.ensure_future(_hand_over(seat))
+    await asyncio.wait({hosting.ended}, timeout=SOON)
+    if not hosting.ended.done():
+        log.warning("this node has left the job, but hosts its coordinator until another node does")
         await _until_ended_or_told(hosting.ended)
+    handing_over.cancel()
+    await asyncio.wait({handing_over})
+
+
+async def _hand_over(seat: CoordinatorLocation) -> None:
+    """Ask until the coordinator has left the job to others: it can when they train."""
+    wait = FIRST_WAIT
+    while not await seat.hand_over():
+        await asyncio.sleep(wait)
+        wait = min(2 * wait, LONGEST_WAIT)
 
 
 async def _show_all(logs: JobLogs) -> None:

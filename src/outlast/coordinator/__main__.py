@@ -39,7 +39,7 @@ def main() -> int:
     journal = Journal(path, fresh=not commission.recall)
     events = EventStream(commission.events, job=commission.rules.job) if commission.events else None
 
-    async def coordinate() -> Over:
+    async def coordinate() -> Over | None:
         server = Server(
             commission.rules,
             commission.token,
@@ -66,7 +66,7 @@ def main() -> int:
         Path(commission.record).unlink(missing_ok=True)
     if not commission.keep:
         path.unlink(missing_ok=True)
-    logger.debug("the coordinator ends: %s", over.reason)
+    logger.debug("the coordinator ends: %s", over.reason if over is not None else "another node hosts it")
     return 0
 
 

@@ -188,25 +188,30 @@ class Server:
             journal.began(Began(now, rules, self.core.term, run, memory, charter=charter, wall=wall))
         self._timer: asyncio.TimerHandle | None = None
         self._due = float("-inf")  # when it wakes
-        self._over: asyncio.Future[Over] = self._loop.create_future()
+        self._over: asyncio.Future[Over | None] = self._loop.create_future()
         self._empty = asyncio.Event()
         self._door: Door[Peer] | None = None
         self._plugins = Plugins()
         self._nodes: NodeSource = ByHand(rules.job, self._plugins.tell)
 
-    async def serve(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0) -> Over:
-        """Coordinate until the job is over and every agent has gone, or `linger` seconds later."""
+    async def serve(
+        self, listener: socket.socket, *, tls: ssl.SSLContext | None = None, linger: float = 30.0
+    ) -> Over | None:
+        """Coordinate until the job is over and every agent has gone, or `linger` seconds later.
+
+        None: the job goes on, with a coordinator elsewhere.
+        """
         self._arm()
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self._door = Door(listener, lambda: Peer(self), tls=tls)
         try:
             over = await self._over
-            try:
-                await asyncio.wait_for(self._all_gone(), linger)
-            except asyncio.TimeoutError:
-                log.warning("%d nodes did not say goodbye", len(self.core.connections))
+            if over is None:
+                log.info("another node hosts the coordinator from now on")
+            else:
+                await self._see_off(linger)
             for peer in list(self.peers):
-                if peer in self.core.observers:
+                if over is None or peer in self.core.observers:
                     peer.close()  # it may not have taken the last events yet
                 else:
                     peer.abort()
@@ -223,6 +228,12 @@ class Server:
         """It knows the token."""
         if self._door is not None:
             self._door.proved(peer)
+
+    async def _see_off(self, linger: float) -> None:
+        try:
+            await asyncio.wait_for(self._all_gone(), linger)
+        except asyncio.TimeoutError:
+            log.warning("%d nodes did not say goodbye", len(self.core.connections))
 
     async def _all_gone(self) -> None:
         while self.core.connections:
@@ -294,7 +305,7 @@ class Server:
                 self._attempt(command)
         if not self.core.connections:
             self._empty.set()
-        if self.core.outcome is not None and not self._over.done():
+        if (self.core.outcome is not None or self.core.resigned) and not self._over.done():
             self._over.set_result(self.core.outcome)
         self._arm()
 

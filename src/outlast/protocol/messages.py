@@ -11,7 +11,7 @@ from outlast.protocol.paces import Paces
 from outlast.protocol.requests import Answer, Ask, DrainRequest
 from outlast.protocol.shards import Query, Told
 from outlast.protocol.snapshots import Stride
-from outlast.protocol.succession import Charter, Standing
+from outlast.protocol.succession import Charter, Resign, Standing
 
 FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query
 FromCoordinator = (
@@ -35,6 +35,7 @@ FromCoordinator = (
     | Told
     | DrainRequest
     | EventCopies
+    | Resign
 )
 ToCoordinator = FromAgent | ReadView | FollowEvents
 ToAnybody = FromCoordinator | Portion

@@ -10,7 +10,7 @@ from outlast.protocol.fields import Name
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """A person wants something of the job: the only message of a connection that joins nothing."""
 
-    what: Name  # "restart", "drain", "scale" or "stop"
+    what: Name  # "restart", "drain", "scale", "stop"; and "resign", of the coordinator's own host
     who: Name  # for the log
     job: Name = ""  # empty: whichever is served there
     subject: Name = ""  # the node to drain, or how many nodes are wanted

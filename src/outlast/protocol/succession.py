@@ -76,6 +76,12 @@ class Charter(msgspec.Struct, frozen=True, array_like=True, tag="charter"):
         return (*self.ballots[0].age, len(self.ballots)) if self.ballots else (0, 0, 0)
 
 
+class Resign(msgspec.Struct, frozen=True, array_like=True, tag="resign"):
+    """A coordinator's last word: it never acts again, so its nodes need not wait before they join another."""
+
+    term: Count
+
+
 class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
     """A coordinator's first word, before anybody has joined it: who it is, and whether it may act."""
 

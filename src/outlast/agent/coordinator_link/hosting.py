@@ -98,6 +98,13 @@ class Hosting:
     def active(self) -> bool:
         return self._keeping is not None and not self._keeping.done()
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where this node reaches it."""
+        assert self._listener is not None
+        address, port = self._listener.getsockname()[:2]
+        return Endpoint({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), port)
+
     def begin(self, commission: Commission, listener: socket.socket) -> None:
         """Start a coordinator on this socket, and keep it alive."""
         self._listener = listener

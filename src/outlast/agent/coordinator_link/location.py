@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from outlast.agent.coordinator_link.ask import ask
 from outlast.agent.coordinator_link.hosting import Hosting, listen
-from outlast.agent.coordinator_link.link import knock
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable, knock
 from outlast.core.coordinator.history import History
 from outlast.core.node.commands import Mandate
 from outlast.journal import recall
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.fields import sendable_path
 from outlast.protocol.observers import EventCopies
+from outlast.protocol.requests import Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Successor
 from outlast.settings.settings import Settings
@@ -118,6 +120,17 @@ class CoordinatorLocation:
             self.hosting.kill()  # and what was left for it
             return False
         return True
+
+    async def hand_over(self) -> bool:
+        """Ask the coordinator of this node to leave the job to the other nodes; whether it does so."""
+        question = Ask("resign", "its own node", job=self._launch.job)
+        try:
+            answer = await ask(self.hosting.endpoint, self.token(), self.tls, question)
+        except CoordinatorUnreachable as error:  # it may be being started again
+            log.debug("%s", error)
+            return False
+        log.debug("%s", answer.text)
+        return answer.done
 
     def retire(self) -> None:
         """Another coordinator leads the job."""

@@ -92,6 +92,11 @@ class Coordinator(Generic[Connection]):
         return self.job.outcome
 
     @property
+    def resigned(self) -> bool:
+        """Whether it has given the job to its successors."""
+        return self.job.resigned
+
+    @property
     def connections(self) -> Mapping[str, Connection]:
         """The connection of each node that counts: its newest."""
         return self._current

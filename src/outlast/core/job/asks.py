@@ -12,6 +12,7 @@ from outlast.events.events import Ending
 from outlast.events.phrases import count, listed
 from outlast.events.reasons import RestartRequested, ScaleRequested
 from outlast.protocol.requests import Answer, Ask, DrainRequest
+from outlast.protocol.succession import Resign
 
 
 class Asks:
@@ -25,13 +26,20 @@ class Asks:
     def answer(self, ask: Ask, now: float) -> Answer:
         """Do what is asked for, if it can be done."""
         s = self._state
+        s.idle = ask.what == "resign"  # it is asked again and again: what changes nothing is not written down
         if why := unanswerable(s.rules, ask):
             return Answer(False, why)
         if s.phase is Phase.OVER:
             return Answer(False, f"nothing to {ask.what}: the job is over")
         if not s.authority.acts(now):
             return Answer(False, "this coordinator may not decide now: too few nodes are with it; try again")
-        does = {"restart": self._restart, "drain": self._drain, "scale": self._scale, "stop": self._stop}
+        does = {
+            "restart": self._restart,
+            "drain": self._drain,
+            "scale": self._scale,
+            "stop": self._stop,
+            "resign": self._resign,
+        }
         return does[ask.what](ask, now)
 
     def _restart(self, ask: Ask, now: float) -> Answer:
@@ -77,6 +85,23 @@ class Asks:
         self._course.settle(now)
         members = len(s.current.roster)
         return Answer(True, f"job {r.job}: {count(wanted, 'node')} wanted, {members} in generation {s.generation}")
+
+    def _resign(self, ask: Ask, now: float) -> Answer:  # noqa: ARG002
+        """The host of this coordinator has left: the first member hosts the next one, and no worker ends for that."""
+        s = self._state
+        host = s.nodes.get(s.term.by)
+        if host is None or not host.leaving or s.term.by in s.current.roster:
+            return Answer(False, "the coordinator's node has not left the job")
+        # Who does not know yet that only the newest generation has a say could not make another coordinator.
+        informed = [node for _, node in s.nodes.here(s.current.roster) if node.report.known == s.authority.known]
+        steady = s.phase is Phase.RUNNING and s.authority.settled and not s.current.change.planned
+        if not steady or len(informed) < len(s.current.roster) or s.rules.alone:
+            return Answer(False, "no generation runs undisturbed: not now")
+        s.idle, s.resigned = False, True
+        s.authority.resign()
+        for name, _ in s.nodes.here():
+            s.out.send(name, Resign(s.term.number))
+        return Answer(True, f"job {s.rules.job}: another node hosts the coordinator")
 
     def _stop(self, ask: Ask, now: float) -> Answer:
         s = self._state

@@ -56,7 +56,7 @@ class JobCourse:
     def deadline(self) -> float | None:
         """When `Tick` is due, if nothing else happens before."""
         s = self._state
-        if s.phase is Phase.OVER:
+        if s.phase is Phase.OVER or s.resigned:
             return None
         door, free = s.admissions, s.succession.free
         back = s.recovery.evictions.deadline()

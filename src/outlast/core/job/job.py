@@ -113,6 +113,11 @@ class Job:
         return self._state.outcome
 
     @property
+    def resigned(self) -> bool:
+        """Whether this coordinator has given the job to its successors: it decides nothing any more."""
+        return self._state.resigned
+
+    @property
     def idle(self) -> bool:
         """Whether the last event changed nothing that decisions depend on."""
         return self._state.idle
@@ -206,6 +211,9 @@ class Job:
         s.out.open()
         s.idle = False
         s.authority.answers.clear()
+        if s.resigned:
+            s.idle = True
+            return s.out.commands
         if isinstance(event, Reported):
             self._reports.reported(event.node, event.report, now)
         elif isinstance(event, Joined):

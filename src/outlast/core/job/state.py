@@ -33,6 +33,7 @@ class JobState:
         self.outcome: Over | None = None
         self.ending: Ending | None = None
         self.last_fault: FailedRank | None = None
+        self.resigned = False  # this coordinator has given the job to its successors
         self.idle = False  # the last event changed nothing that decisions depend on
         self.began = now
         self.formed = 0  # how many generations there were

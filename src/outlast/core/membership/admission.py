@@ -48,6 +48,6 @@ def unanswerable(rules: Rules, ask: Ask) -> str:
     """
     if ask.job not in ("", rules.job):
         return f"this endpoint serves job {rules.job!r}, not {ask.job!r}"
-    if ask.what not in ("restart", "drain", "scale", "stop"):
+    if ask.what not in ("restart", "drain", "scale", "stop", "resign"):
         return f"nobody here knows how to {ask.what!r}: install the same version of outlast"
     return ""

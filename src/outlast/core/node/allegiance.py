@@ -38,6 +38,7 @@ class Allegiance:
         self._hosted = 0  # the number of the newest term of a coordinator that was hosted here
         self._promised = NEVER  # until then this node joins no other
         self._alone_since = NEVER  # when the last connection ended
+        self._released = False  # its coordinator has resigned: nobody comes back there
         self._not_before = NEVER  # a coordinator that could not be hosted is not tried again at once
 
     @property
@@ -85,9 +86,14 @@ class Allegiance:
         term = Term(number, self.peer)
         if term != self.term and term.number <= self.term.number:
             return False  # or its number is another's
-        self.term, self.obeyed = term, now
+        self.term, self.obeyed, self._released = term, now, False
         self._promised = now + PROMISE_SHARE * self.node_timeout
         return True
+
+    def release(self, number: int, now: float) -> None:
+        """The coordinator of this term has resigned: it acts no more, and another one is needed at once."""
+        if Term(number, self.peer) == self.term:
+            self._promised, self._released = now, True
 
     def adopt(self, charter: Charter) -> None:
         """A coordinator tells what the job needs to outlive it."""
@@ -125,7 +131,7 @@ class Allegiance:
             turns.append(self.term.by)
         if self.me not in turns or self.charter.rules.alone:
             return None
-        looked = self._alone_since + self.node_timeout / 4
+        looked = self._alone_since + (0.0 if self._released else self.node_timeout / 4)
         return max(self._not_before, looked, self._promised + turns.index(self.me) * self.node_timeout / 2)
 
 

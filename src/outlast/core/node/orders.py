@@ -25,7 +25,7 @@ from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.requests import DrainRequest
 from outlast.protocol.shards import Told
 from outlast.protocol.snapshots import Stride
-from outlast.protocol.succession import Charter
+from outlast.protocol.succession import Charter, Resign
 
 
 class Orders:
@@ -64,6 +64,8 @@ class Orders:
             self._course.finish(Over(False, message.reason))
         elif isinstance(message, Charter):
             s.allegiance.adopt(message)
+        elif isinstance(message, Resign):
+            s.allegiance.release(message.term, now)
         else:
             self._passed_on(message)
 

@@ -139,6 +139,7 @@ class Authority:
         self._support: dict[str, float] = {}
         self._knows: set[str] = set()
         self._until = NEVER
+        self._resigned = False
         self.answers: list[bool] = []  # to the question below, since somebody last cleared them
         self.foretold: list[bool] | None = None  # what to answer, in replay: no heartbeat is replayed
         self._recount()
@@ -186,6 +187,10 @@ class Authority:
         """Whether this coordinator may act now."""
         return self._answer(self._reckon, now)
 
+    def resign(self) -> None:
+        """Never act again: from now on those who support this coordinator may make another one."""
+        self._resigned = True
+
     def leads(self, now: float) -> bool:
         """The same, for what leaves no trace in the journal: a replay is not asked it."""
         return self._reckon(now)
@@ -209,7 +214,7 @@ class Authority:
             self._support = {n: since for n, since in self._support.items() if since + self._span > now}
             self._recount()
             self._until = min((max(self._backed_until(e), e.presumed) for e in self.electorates), default=float("inf"))
-        return now < self._until
+        return now < self._until and not self._resigned
 
     def _may_be_backed(self, now: float) -> bool:
         """Whether it is worth a look at all supporters: a coordinator without enough of them is asked often."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from outlast.core.job.commands import Command, Reply
-from outlast.core.job.inputs import Asked
+from outlast.core.job.inputs import Asked, Lost
 from outlast.events.events import Ending, JobOver
 from outlast.protocol.generations import Halt
+from outlast.protocol.membership import Leaving
 from outlast.protocol.requests import Answer, Ask, DrainRequest
+from outlast.protocol.succession import Resign
 from rehearsal import published, sent, two_running
 
 
@@ -58,3 +60,21 @@ def test_nothing_can_be_asked_of_a_job_that_is_over() -> None:
         assert answer(job.handle(Asked(Ask(what, "me", subject="1")), 2.1)) == Answer(
             False, f"nothing to {what}: the job is over"
         )
+
+
+def test_a_coordinator_resigns_once_its_node_has_left_and_the_others_train_and_then_decides_nothing() -> None:
+    job = two_running(min_nodes=1)  # a hosts the coordinator
+    assert not answer(job.handle(Asked(Ask("resign", "its node")), 2.0)).done
+    job.say("a", 2.0, leaving=Leaving.DRAIN)
+    job.clear("a", "b", now=2.1)
+    job.handle(Lost("a", "its connection closed", 2.1, ended=True), 2.1)
+    job.run("b", now=2.2)
+    assert job.job.roster.keys() == {"b"}
+    job.beat("b", now=2.3)
+    job.beat("b", now=2.4)  # by now it knows that generation 1 has no say any more
+    commands = job.handle(Asked(Ask("resign", "its node")), 2.5)
+    assert answer(commands).done
+    assert "b" in sent(commands, Resign)
+    assert not job.job.standing(2.5).acting
+    assert job.fail("b", now=2.6) == []
+    assert job.job.deadline() is None

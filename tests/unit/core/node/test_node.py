@@ -28,7 +28,7 @@ from outlast.protocol.failures import Account, Failure
 from outlast.protocol.generations import Assignment, Start, Stop
 from outlast.protocol.membership import Ack, Leaving, Over, Refuse, Report, State, Welcome
 from outlast.protocol.rules import Rules
-from outlast.protocol.succession import Ballot, Charter, Standing, Successor, Term
+from outlast.protocol.succession import Ballot, Charter, Resign, Standing, Successor, Term
 from outlast.transport.wire import MAX_FRAME
 
 LEASE = 3.0
@@ -331,6 +331,16 @@ def test_those_behind_it_wait_longer(node: Node) -> None:
     promised = heir(node, place_in_line=2)
     node.handle(Disconnected(), 0.2)
     assert node.deadline() == promised + 2 * 4.0 / 2
+
+
+def test_the_next_in_line_hosts_at_once_when_its_coordinator_has_resigned(node: Node) -> None:
+    node.handle(start(1, successors=(Successor("a", "a", "host-a", 9),)), 0.2)
+    node.handle(Received(Resign(0)), 0.3)  # of another term: that one's word does not count
+    assert node.allegiance.choose([Standing(Term(2, "c"), True)], 0.3) is None
+    node.handle(Received(Resign(1)), 0.4)
+    assert node.allegiance.choose([Standing(Term(2, "c"), True)], 0.4) == 0
+    node.handle(Disconnected(), 0.5)
+    assert of(Host, node.handle(Tick(), 0.5))
 
 
 def test_it_looks_around_before_it_hosts(node: Node) -> None:
