@@ -60,13 +60,12 @@ class Container:
     node: str
     running: bool = True
     joined: bool = False  # its agent is connected, its workers may train
-    forced: bool = False  # its pod was deleted by force
     cut_at: float | None = None
     back_at: float = 0.0  # when its agent last came back after it was lost
 
     @property
     def trains(self) -> bool:
-        return self.running and self.joined and not self.forced
+        return self.running and self.joined
 
 
 @dataclass
@@ -91,8 +90,8 @@ class Cluster:
     created: list[str] = field(default_factory=list)
     crashes: dict[int, int] = field(default_factory=dict)
     writes: int = 0
-    # Of two operators that both believe to lead, one may create a pod long after the other has replaced it. That must
-    # heal; it is not ruled out, for the API server cannot check two objects at once. (Leases make it rare.)
+    # Of two operators that both believe to lead, one may create a pod long after the other has replaced it. Only the
+    # coordinator keeps such a pair from training both. One operator alone never makes one.
     alone: bool = True
     asked: bool = True  # what is wanted has not changed: a change may still be on its way to the operator
 
@@ -243,13 +242,37 @@ class Cluster:
     def join(self, uid: str) -> None:
         """The agent of a container joins, or comes back."""
         container = self.containers[uid]
-        pod = self.pods.get(container.pod)
-        here = pod is not None and pod["metadata"]["uid"] == uid and "deletionTimestamp" not in pod["metadata"]
+        here = self._pod_of(uid) is not None and not self._leaves(uid)
         if container.running and here and container.node not in self.cut and container.pod not in self.excluded:
+            if self._refused(uid):
+                self.end(uid, 1)
+                return
             container.back_at = self.now if container.pod in self.gone else container.back_at
             container.joined = True
             self.agents.add(container.pod)
             self.gone.pop(container.pod, None)
+
+    def _pod_of(self, uid: str) -> Raw | None:
+        """The pod of a container, unless it was deleted by force."""
+        pod = self.pods.get(self.containers[uid].pod)
+        return pod if pod is not None and pod["metadata"]["uid"] == uid else None
+
+    def _leaves(self, uid: str) -> bool:
+        pod = self._pod_of(uid)
+        told = self.containers[uid].node not in self.cut
+        return pod is not None and told and "deletionTimestamp" in pod["metadata"]
+
+    def _refused(self, uid: str) -> bool:
+        """Whether the coordinator refuses this agent: the rank of its slot is taken. One that leaves makes way."""
+        slot = self.containers[uid].slot
+        rivals = {each: one for each, one in self.containers.items() if one.slot == slot and one.joined and each != uid}
+        if self.alone and any(self._pod_of(each) is not None for each in rivals):
+            self.violations.append(f"slot {slot} has two pods that train: {self.containers[uid].pod} came, too")
+        if not all(self._leaves(each) for each in rivals):
+            return True
+        for rival in rivals.values():
+            self.leave(rival, silent=False)
+        return False
 
     def end(self, uid: str, code: int, reason: str = "Error") -> None:
         """A container ends; the kubelet tells, unless it is cut off."""
@@ -323,7 +346,7 @@ class Cluster:
             if container.trains:
                 trains.setdefault(container.slot, []).append(container.pod)
         for slot, names in trains.items():
-            if len(names) > 1 and self.alone:
+            if len(names) > 1:
                 self.violations.append(f"slot {slot} trains twice: {names}")
 
 

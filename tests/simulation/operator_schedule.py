@@ -115,9 +115,6 @@ class Story:
     def _force_delete(self) -> None:
         if self.cluster.pods:
             name = self.rng.choice(sorted(self.cluster.pods))
-            for container in self.cluster.containers.values():
-                if container.pod == name and container.running:
-                    container.forced = True
             self.cluster.remove(name)
 
     def _cut_or_heal(self) -> None:

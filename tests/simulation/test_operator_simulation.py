@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cluster_model import Cluster
 from msgspec.structs import replace
 from operator_schedule import Story
 
@@ -29,7 +30,7 @@ def test_one_operator_never_runs_a_slot_twice_touches_no_healthy_pod_and_heals_e
         assert not (found := Story(seed).run()), f"seed {seed}: {found[0]}"
 
 
-def test_two_operators_at_once_heal_what_they_do_to_each_other() -> None:
+def test_two_operators_at_once_never_run_a_slot_twice_and_heal_what_they_do_to_each_other() -> None:
     for seed in range(SEEDS // 2):
         assert not (found := Story(seed, operators=2).run()), f"seed {seed}: {found[0]}"
 
@@ -107,6 +108,11 @@ def counted(slot: WorkerSlot) -> WorkerSlot:
     return replace(slot, life=slot.life + 1, uid="", failures=slot.failures + 1)
 
 
+def admits_everybody(*_: object) -> bool:
+    """The coordinator takes in two pods of one slot."""
+    return False
+
+
 def names_used_twice(*_: object) -> None:
     """A pod that is gone is created under the same name."""
 
@@ -118,8 +124,9 @@ def names_used_twice(*_: object) -> None:
         (decisions, "lost", lost_when_unknown),
         (decisions, "next_life", counted),
         (PlanDraft, "_settle_absent", names_used_twice),
+        (Cluster, "_refused", admits_everybody),
     ],
-    ids=["always fenced", "lost when unknown", "deletions counted", "names used twice"],
+    ids=["always fenced", "lost when unknown", "deletions counted", "names used twice", "two in one slot"],
 )
 def test_the_simulator_finds_a_mutant_of_a_rule(
     monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutant: Any

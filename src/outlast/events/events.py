@@ -10,7 +10,7 @@ from enum import Enum
 
 import msgspec
 
-from outlast.events.reasons import ChangeReason, EndReason, FailedRank, Prose
+from outlast.events.reasons import ChangeReason, EndReason, FailedRank, NodeLoss, Prose
 
 VERSION = 2  # of these fields
 
@@ -136,6 +136,7 @@ class NodeLost(_JobEvent, frozen=True, tag="node lost"):
     node: str
     how: Prose
     told: bool = False  # people are told by the event that follows
+    loss: NodeLoss = NodeLoss.CLOSED
 
 
 class NodeLeft(_JobEvent, frozen=True, tag="node left"):

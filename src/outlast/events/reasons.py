@@ -118,6 +118,15 @@ class InheritedChange(_Reason, frozen=True, tag="inherited change"):
     """A coordinator before this one had planned a change."""
 
 
+class NodeLoss(str, Enum):
+    """How a node was lost. After `silent` its workers are dead: their lease has ended."""
+
+    SILENT = "silent"  # nothing was heard of it for node_timeout
+    CLOSED = "closed"  # its agent has ended
+    BROKEN = "broken"  # its connection broke, or came late: the agent may live
+    REPLACED = "replaced"  # a new life of its agent has come
+
+
 class Saved(str, Enum):
     """What the ranks did before a planned change."""
 

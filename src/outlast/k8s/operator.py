@@ -10,8 +10,8 @@ import base64
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +26,7 @@ from outlast.k8s.reading import identity_of, observe, owned_by
 from outlast.k8s.reconcile import reconcile
 from outlast.k8s.rendering import TOKEN_KEY, JobIdentity, secret_name, service_name
 from outlast.k8s.resource import API_VERSION, PLURAL
+from outlast.k8s.tasks import together
 
 log = logging.getLogger("operator")
 
@@ -337,16 +338,3 @@ def version_of(raw: Raw) -> int:
 
 def _is_ours(reply: ApiReply, job: JobIdentity) -> bool:
     return reply.status == OK and owned_by(reply.body, job.uid)
-
-
-async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all until the first ends or fails; the others are cancelled, and waited for."""
-    tasks = [asyncio.create_task(each) for each in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

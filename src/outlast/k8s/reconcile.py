@@ -28,6 +28,7 @@ from outlast.k8s.validation import problem_of, remark_on
 
 KEPT_PODS = 2  # that have ended, of each slot, for `kubectl logs`
 INVALID_WAIT = 300.0  # seconds between attempts to create a pod that the API server calls invalid
+FENCE_WAIT = 0.5  # seconds between two looks at a pod that is being deleted while its agent is gone
 ALIVE_WAIT = 2.0  # seconds between two looks at a pod that is gone while its agent is not
 UNCOUNTED = (EndKind.DELETED, EndKind.DISRUPTED)
 
@@ -157,7 +158,7 @@ class PlanDraft:
                 self._delete(pod, "the job is suspended" if spec.suspend else "fewer pods are wanted")
         elif end is not None:
             self._replace(spec, number, pod, end)
-        elif not pod.deleting and self.seen.word is not None:
+        elif self.seen.word is not None:
             self._heed(spec, pod, self.seen.word)
 
     def _settle_absent(self, number: int) -> None:
@@ -174,7 +175,10 @@ class PlanDraft:
 
     def _heed(self, spec: ElasticJobSpec, pod: PodFacts, word: CoordinatorWord) -> None:
         """What the coordinator says about a pod that the platform believes to be well. First it is deleted."""
-        if pod.name in word.excluded:
+        if pod.deleting:
+            if pod.name in word.gone:  # a newer word makes that certain
+                self.wakes.append(self.now + FENCE_WAIT)
+        elif pod.name in word.excluded:
             if self._exclude(spec, pod, word.excluded[pod.name]):
                 self._note(pod, word.excluded[pod.name], "ExcludeNode")
                 self._delete(pod, f"its node is excluded: {word.excluded[pod.name]}")
@@ -248,10 +252,15 @@ class PlanDraft:
             slot=number,
             life=slot.life,
             memory=slot.memory,
-            avoid=tuple(sorted(each.name for each in exclusions.active(self.excluded, self.now))),
+            avoid=tuple(sorted({each.name for each in exclusions.active(self.excluded, self.now)} | self._cut_off())),
             peers=peers,
             host=number == 0 and (not peers or self.seen.status.generation == 0),
         )
+
+    def _cut_off(self) -> set[str]:
+        """Nodes on which a pod lingers that was replaced: their kubelets are silent, and a new pod would wait there."""
+        before = (pod for pod in self.seen.pods if pod.life < self.slots.get(pod.slot, WorkerSlot()).life)
+        return {pod.node for pod in before if pod.deleting and not pod.ended and pod.node}
 
     def _may_create(self, number: int) -> bool:
         slot, refusal = self.slots[number], self.seen.refusals.get(number)

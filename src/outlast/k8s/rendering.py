@@ -182,6 +182,7 @@ def _launch_variables(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, s
         "PET_LOCAL_ADDR": "$(POD_IP)",
         "OUTLAST_NODE_UNIT": str(spec.elastic_policy.node_unit),
         "OUTLAST_NODE_NAME": "$(POD_NAME)",
+        "GROUP_RANK": str(order.slot),  # of two pods of one slot, the coordinator takes in one
         "OUTLAST_VERDICT": TERMINATION_LOG,
     }
     if spec.nproc_per_node is not UNSET:

@@ -17,7 +17,7 @@ from outlast.settings.settings import Settings
 from outlast.settings.values import ENV_PREFIX, spelled
 
 # The operator sets these itself, or they name files of one host.
-RESERVED = {"token", "node_name", "verdict", "node_unit", "auth"}
+RESERVED = {"token", "node_name", "verdict", "node_unit", "auth", "use_infra_group_rank"}
 
 
 def problem_of(seen: JobObservation) -> str:

@@ -7,11 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
+from outlast.events.events import JobEvent, NodeLost
+from outlast.events.reasons import NodeLoss
 from outlast.k8s.observed import CoordinatorWord, GoneAgent
 from outlast.k8s.rendering import PORT, JobIdentity
+from outlast.k8s.tasks import together
 from outlast.launch import Endpoint
-from outlast.observe import Observer, ObserverRefused
+from outlast.observe import EventGap, Observer, ObserverRefused
 
 if TYPE_CHECKING:
     from outlast.core.job.view import JobView
@@ -26,11 +31,12 @@ def word_of(view: JobView, before: CoordinatorWord | None, now: float) -> Coordi
     """The coordinator's word at this moment.
 
     An agent that was there and is neither connected nor part of the newest generation is gone. That generation was
-    formed without it, so its workers are dead: they ended, or their lease did. How the job has ended, pods tell better:
-    they leave the verdict.
+    formed without it, so its workers are dead: they ended, or their lease did. One that fell silent is gone before
+    that: see `after_event`. How the job has ended, pods tell better: they leave the verdict.
     """
-    agents = frozenset(node.name for node in view.nodes if node.connected or node.member)
     gone = dict(before.gone) if before is not None else {}
+    here = (node for node in view.nodes if node.connected or (node.member and node.name not in gone))
+    agents = frozenset(node.name for node in here)
     known = before.agents if before is not None else frozenset[str]()
     if view.acting:
         gone |= {name: GoneAgent(now) for name in known - agents if name not in gone}
@@ -48,6 +54,14 @@ def word_of(view: JobView, before: CoordinatorWord | None, now: float) -> Coordi
     )
 
 
+def after_event(word: CoordinatorWord, event: JobEvent, now: float) -> CoordinatorWord:
+    """What an event adds: an agent that fell silent is gone, and its workers are dead. Views tell the rest."""
+    if not isinstance(event, NodeLost) or event.loss is not NodeLoss.SILENT:
+        return word
+    gone = {**word.gone, event.node: GoneAgent(now, silent=True)}
+    return replace(word, at=now, agents=word.agents - {event.node}, gone=gone)
+
+
 class _Followed:
     """One job that is observed."""
 
@@ -57,6 +71,8 @@ class _Followed:
         self.last: CoordinatorWord | None = None  # also while it cannot be reached, for who was there
         self.reached = False
         self.task: asyncio.Task[None] | None = None
+        self.run = ""
+        self.heard = 0  # number of the last event of that run: an older view says nothing new
 
 
 class ObserverWords:
@@ -94,14 +110,33 @@ class ObserverWords:
             places = [Endpoint(address, PORT) for address in followed.addresses]
             try:
                 async with Observer(places, followed.token) as observer:
-                    while True:
-                        self._take(job, followed, word_of(await observer.view("nodes"), followed.last, self._clock()))
-                        await asyncio.sleep(EVERY)
+                    await self._look(job, followed, observer)
+                    await together(self._views(job, followed, observer), self._events(job, followed, observer))
             except (CoordinatorUnreachable, ObserverRefused, OSError) as error:
                 if followed.reached:
                     log.info("%s/%s: its coordinator cannot be reached: %s", job.namespace, job.name, error)
                 followed.reached = False
             await asyncio.sleep(RETRY)
+
+    async def _views(self, job: JobIdentity, followed: _Followed, observer: Observer) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            await self._look(job, followed, observer)
+
+    async def _look(self, job: JobIdentity, followed: _Followed, observer: Observer) -> None:
+        view = await observer.view("nodes")
+        if view.run != followed.run:
+            followed.run, followed.heard = view.run, view.event
+        if view.event >= followed.heard:
+            self._take(job, followed, word_of(view, followed.last, self._clock()))
+
+    async def _events(self, job: JobIdentity, followed: _Followed, observer: Observer) -> None:
+        async for told in observer.events(followed.heard, run=followed.run):
+            if isinstance(told, EventGap):
+                continue
+            followed.heard = told.number
+            if followed.last is not None:
+                self._take(job, followed, after_event(followed.last, told.event, self._clock()))
 
     def _take(self, job: JobIdentity, followed: _Followed, word: CoordinatorWord) -> None:
         before = followed.last if followed.reached else None

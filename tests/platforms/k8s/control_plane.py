@@ -12,10 +12,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jobs import free_port
+from outlast.system.prctl import die_with
 from processes import PATIENCE, TEST_ID
 
 TOKEN = "a-token-for-tests"
@@ -105,8 +107,9 @@ def control_plane(place: Path, address: str = "127.0.0.1") -> Iterator[ControlPl
         def start(name: str, *flags: str, path: str = "") -> None:
             log = cleanup.enter_context(open(place / f"{name}.log", "wb"))
             environ = {key: value for key, value in os.environ.items() if key != TEST_ID}
+            command = [path or str(BINARIES / name), *flags]
             process = subprocess.Popen(
-                [path or str(BINARIES / name), *flags], cwd=place, env=environ, stdout=log, stderr=log
+                command, cwd=place, env=environ, stdout=log, stderr=log, preexec_fn=partial(die_with, os.getpid())
             )
             cleanup.callback(_end, process)
 
@@ -181,6 +184,7 @@ def _manager_flags(port: int, *, kubelets: bool) -> dict[str, object]:
         "leader-elect": "false",
         "controllers": f"*,-nodeipam,-route,-service,-cloud-node-lifecycle{'' if kubelets else ',-nodelifecycle'}",
         "node-monitor-period": "1s",
+        "node-monitor-grace-period": "8s",
         "secure-port": port,
         "port": 0,
     }

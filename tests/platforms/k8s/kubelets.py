@@ -5,6 +5,7 @@ Pods run the Python of this machine, by host paths: their image holds a shell an
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -15,12 +16,14 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from control_plane import BINARIES, ControlPlane, until
+from outlast.system.prctl import die_with
 from processes import TEST_ID
 
 GATEWAY = "10.77.0.1"
@@ -131,14 +134,22 @@ def nodes(plane: ControlPlane, place: Path, number: int) -> Iterator[list[str]]:
 @contextmanager
 def bridge() -> Iterator[str]:
     """The wire between the nodes; its address."""
-    _sh("ip", "link", "add", BRIDGE, "type", "bridge")
-    try:
+    with _only_one():
+        _sh("ip", "link", "del", BRIDGE, check=False)  # of one that was killed
+        _sh("ip", "link", "add", BRIDGE, "type", "bridge")
         _sh("ip", "addr", "add", f"{GATEWAY}/24", "dev", BRIDGE)
         _sh("ip", "link", "set", BRIDGE, "up")
         _sh("sysctl", "-qw", "net.ipv4.ip_forward=1")
         yield GATEWAY
-    finally:
         _sh("ip", "link", "del", BRIDGE)
+
+
+@contextmanager
+def _only_one() -> Iterator[None]:
+    """Names and addresses of the nodes are fixed: a second cluster on this machine waits for the end of the first."""
+    with open(BINARIES / "cluster.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -147,7 +158,7 @@ def _node(plane: ControlPlane, place: Path, name: str, index: int, number: int, 
     address = f"10.77.0.{10 + index}"
     with ExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, place, ignore_errors=True)
-        holder = cleanup.enter_context(_own_mounts(place))
+        holder = cleanup.enter_context(_own_namespaces(place))
         _wire(name, address, index, number)
         cleanup.callback(_sh, "ip", "netns", "del", name, check=False)
         for group in CGROUPS:
@@ -159,18 +170,17 @@ def _node(plane: ControlPlane, place: Path, name: str, index: int, number: int, 
 
         def start(program: str, *flags: str) -> None:
             log = cleanup.enter_context(open(place.parent / f"{name}.{Path(program).name}.log", "wb"))
-            environ = {key: value for key, value in os.environ.items() if key != TEST_ID}
-            environ["AWS_EC2_METADATA_DISABLED"] = "true"
-            words = ["nsenter", f"--net=/run/netns/{name}", f"--mount=/proc/{holder.pid}/ns/mnt", program, *flags]
-            process = subprocess.Popen(words, env=environ, stdout=log, stderr=log)
+            environ = {**_environ(), "AWS_EC2_METADATA_DISABLED": "true"}
+            proc = f"/proc/{holder.pid}/ns"
+            where = [f"--net=/run/netns/{name}", f"--mount={proc}/mnt", f"--pid={proc}/pid_for_children"]
+            process = subprocess.Popen(["nsenter", *where, program, *flags], env=environ, stdout=log, stderr=log)
             cleanup.callback(process.wait)
-            cleanup.callback(process.kill)
+            cleanup.callback(holder.kill)
 
         socket = place / "containerd.sock"
         start("containerd", "-c", str(place / "containerd.toml"))
         ctr = ["ctr", "-a", str(socket), "-n", "k8s.io"]
         until(lambda: subprocess.run([*ctr, "version"], capture_output=True, check=False).returncode == 0, "containerd")
-        cleanup.callback(_end_containers, ctr)
         for image in images:
             _sh(*ctr, "images", "import", image)
         start(
@@ -196,12 +206,32 @@ def _node(plane: ControlPlane, place: Path, name: str, index: int, number: int, 
         yield
 
 
-def cut_off(name: str) -> None:
-    """Nothing reaches a node any more, and nothing comes from it."""
+@contextmanager
+def cut_off(name: str) -> Iterator[None]:
+    """Nothing reaches a node, and nothing comes from it."""
     _sh("ip", "link", "set", f"v{name}", "down")
+    try:
+        yield
+    finally:
+        _sh("ip", "link", "set", f"v{name}", "up")
+
+
+@contextmanager
+def silenced(node: str, address: str) -> Iterator[None]:
+    """All packets from and to a pod are lost on its node."""
+    rules = [("-s", address), ("-d", address)]
+    where = ("nsenter", f"--net=/run/netns/{node}", "iptables")
+    for rule in rules:
+        _sh(*where, "-I", "FORWARD", *rule, "-j", "DROP")
+    try:
+        yield
+    finally:
+        for rule in rules:
+            _sh(*where, "-D", "FORWARD", *rule, "-j", "DROP")
 
 
 def _wire(name: str, address: str, index: int, number: int) -> None:
+    _sh("ip", "netns", "del", name, check=False)
     _sh("ip", "netns", "add", name)
     _sh("ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
     _sh("ip", "link", "set", f"v{name}", "master", BRIDGE, "up")
@@ -247,33 +277,35 @@ def _configure(place: Path, name: str, address: str, index: int) -> None:
     (place / "kubelet.yaml").write_text(yaml.safe_dump(kubelet))
 
 
-def _end_containers(ctr: list[str]) -> None:
-    listed = subprocess.run([*ctr, "tasks", "ls", "-q"], capture_output=True, text=True, check=False).stdout
-    for task in listed.split():
-        _sh(*ctr, "tasks", "kill", "-s", "KILL", task, check=False)
-    until(
-        lambda: (
-            "RUNNING" not in subprocess.run([*ctr, "tasks", "ls"], capture_output=True, text=True, check=False).stdout
-        ),
-        "the end of all containers",
-    )
-    for task in listed.split():
-        _sh(*ctr, "tasks", "delete", "-f", task, check=False)
-
-
 @contextmanager
-def _own_mounts(place: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with mounts of its own: kubelets that shared /var/log/pods would clear away each other's pods."""
+def _own_namespaces(place: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with mounts and processes of its own. With it ends all that runs in there, even if this one is killed.
+
+    Kubelets that shared /var/log/pods would clear away each other's pods.
+    """
     logs = place / "pods"
     logs.mkdir()
-    Path("/var/log/pods").mkdir(exist_ok=True)
-    script = f"mount --bind {logs} /var/log/pods && echo ready && exec sleep infinity"
-    words = ["unshare", "--mount", "--propagation=private", "sh", "-c", script]
-    environ = {key: value for key, value in os.environ.items() if key != TEST_ID}
-    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as holder:
+    for folder in ("/var/log/pods", "/run/netns"):
+        Path(folder).mkdir(exist_ok=True)
+    script = f"""
+        mount --bind {logs} /var/log/pods && mount -t tmpfs tmpfs /run/netns && echo ready
+        while :; do sleep 3600 & wait; done  # the first process has to collect those that nobody waits for
+    """
+    flags = ("--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc")
+    with subprocess.Popen(
+        ["unshare", *flags, "sh", "-c", script],
+        env=_environ(),
+        stdout=subprocess.PIPE,
+        preexec_fn=partial(die_with, os.getpid()),
+    ) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"ready\n"
             yield holder
         finally:
             holder.kill()
+
+
+def _environ() -> dict[str, str]:
+    """Of processes that outlive a test."""
+    return {key: value for key, value in os.environ.items() if key != TEST_ID}

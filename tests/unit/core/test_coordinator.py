@@ -11,6 +11,7 @@ from outlast.core.job.commands import Reply
 from outlast.core.job.inputs import Lost
 from outlast.core.membership.liveness import ORPHANS
 from outlast.core.succession.authority import Memory
+from outlast.events.reasons import NodeLoss
 from outlast.protocol.generations import Start
 from outlast.protocol.membership import Ack, Join, Report, State, Welcome
 from outlast.protocol.messages import FromCoordinator
@@ -65,7 +66,7 @@ def test_workers_behind_a_connection_that_broke_may_live_until_their_lease_has_e
 ) -> None:
     coordinator.received("first", report(2), 2.0)
     (found,) = lost(coordinator.ended("first", 3.0, broke="reset"))
-    assert found == Lost("a", "its connection broke (reset)", 6.0, heard=2.0)
+    assert found == Lost("a", "its connection broke (reset)", 6.0, heard=2.0, loss=NodeLoss.BROKEN)
 
 
 def test_a_node_that_was_silent_for_too_long_is_lost_and_its_workers_have_ended(coordinator: Coordinator[str]) -> None:
@@ -74,7 +75,7 @@ def test_a_node_that_was_silent_for_too_long_is_lost_and_its_workers_have_ended(
     assert lost(coordinator.tick(4.9)) == []
     commands = coordinator.tick(5.0)
     assert Break("first") in commands
-    assert lost(commands) == [Lost("a", "nothing heard for 4 s", heard=1.0)]
+    assert lost(commands) == [Lost("a", "nothing heard for 4 s", heard=1.0, loss=NodeLoss.SILENT)]
     assert coordinator.ended("first", 5.1, broke="aborted") == []
 
 

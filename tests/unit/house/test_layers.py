@@ -40,7 +40,7 @@ ALLOWED = {
     "reports": {"core", "events", "journal", "ledger"},
     "data": {"worker", "core", "protocol"},
     "jobs": {"settings"},
-    "k8s": {"settings", "launch", "agent", "observe"},
+    "k8s": {"settings", "launch", "agent", "events", "observe"},
 }
 FORBIDDEN = {
     "observe": {"coordinator", "worker", "data", "cli"},

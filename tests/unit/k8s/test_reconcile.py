@@ -149,6 +149,7 @@ def test_a_pod_that_hangs_in_terminating_is_replaced_when_the_coordinator_has_fe
     plan = reconcile(seen(spec_of(), deleting(0), pod(1), word=gone), NOW)
     assert created(plan) == [(0, 1)]
     assert message(plan, "Fenced").startswith("mnist-worker-0-0 replaced while Terminating")
+    assert [each.order.avoid for each in plan.actions if isinstance(each, CreatePod)] == [("node-0",)]
 
 
 def test_a_pod_whose_agent_fell_silent_is_deleted_at_once_and_one_whose_agent_ended_is_waited_for() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from outlast.core.job.view import ExclusionView, JobView, NodeView
+from outlast.events.events import NodeLost
+from outlast.events.reasons import NodeLoss
 from outlast.k8s.observed import GoneAgent
-from outlast.k8s.words import word_of
+from outlast.k8s.words import after_event, word_of
 
 
 def node(name: str, **more: Any) -> NodeView:
@@ -58,3 +60,17 @@ def test_a_coordinator_without_a_quorum_says_of_nobody_that_it_is_gone() -> None
 def test_what_is_excluded_is_told_with_its_reason() -> None:
     found = word_of(replace(view(node("a")), excluded={"a": ExclusionView("slow", 60.0)}), None, 10.0)
     assert found.excluded == {"a": "slow"}
+
+
+def test_an_agent_that_fell_silent_is_gone_before_the_next_generation_is_formed() -> None:
+    first = word_of(view(node("a"), node("b")), None, 10.0)
+
+    def lost(how: NodeLoss) -> NodeLost:
+        return NodeLost(generation=1, node="b", how="", loss=how)
+
+    assert after_event(first, lost(NodeLoss.CLOSED), 11.0) == first
+    silent = after_event(first, lost(NodeLoss.SILENT), 11.0)
+    assert (silent.at, silent.agents, silent.gone) == (11.0, {"a"}, {"b": GoneAgent(11.0, silent=True)})
+    later = word_of(view(node("a"), node("b", connected=False)), silent, 12.0)
+    assert (later.agents, later.gone) == ({"a"}, silent.gone)
+    assert word_of(view(node("a"), node("b")), later, 13.0).gone == {}

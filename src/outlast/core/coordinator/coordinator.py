@@ -29,6 +29,7 @@ from outlast.core.succession.succession import FIRST
 from outlast.core.tick import Tick
 from outlast.events.events import JobEvent
 from outlast.events.numbered import NumberedEvent
+from outlast.events.reasons import NodeLoss
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
 from outlast.protocol.membership import Join, Over, Refuse, Report
@@ -154,7 +155,8 @@ class Coordinator(Generic[Connection]):
         if broke:
             # Nobody closed it: the agent may live on, and its workers until their lease ends.
             heard = self._liveness.heard_at(node, now)
-            lost = Lost(node, f"its connection broke ({broke})", heard + self._timeout, heard=heard)
+            why = f"its connection broke ({broke})"
+            lost = Lost(node, why, heard + self._timeout, heard=heard, loss=NodeLoss.BROKEN)
         else:
             lost = Lost(node, "its connection closed", now + ORPHANS, ended=True)
         self._forget(node)
@@ -167,7 +169,8 @@ class Coordinator(Generic[Connection]):
         for node in self._liveness.silent(now if heard_until is None else heard_until):
             self._out.append(Break(self._current[node]))
             self._forget(node)
-            self._feed(Lost(node, f"nothing heard for {self._timeout:g} s", heard=now - self._timeout), now)
+            why, heard = f"nothing heard for {self._timeout:g} s", now - self._timeout
+            self._feed(Lost(node, why, heard=heard, loss=NodeLoss.SILENT), now)
         due = self.job.deadline()
         if due is not None and due <= now:
             self._feed(Tick(), now)

@@ -7,6 +7,7 @@ import msgspec
 from outlast.core.stragglers.stragglers import Straggler
 from outlast.core.tick import Tick
 from outlast.events.events import TrainingBegan, TrainingProgress
+from outlast.events.reasons import NodeLoss
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
 from outlast.protocol.membership import Join, Report
@@ -73,6 +74,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     until: float | None = None
     ended: bool = False  # its agent is known to be no more
     heard: float | None = None  # when it was last heard of, if that was before its end was noticed
+    loss: NodeLoss = NodeLoss.CLOSED
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):

@@ -50,6 +50,7 @@ from outlast.events.reasons import (
     EndReason,
     ExcludedStraggler,
     LostNode,
+    NodeLoss,
 )
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import (
@@ -262,7 +263,8 @@ class Job:
             # The agent left this connection before it made the one that this has just replaced, and its end will
             # not mean that the agent has ended. It must come back on a third.
             s.out.drop(join.node)
-            self._lost(Lost(join.node, "an old connection of it came late", now + s.rules.node_timeout), now)
+            why, until = "an old connection of it came late", now + s.rules.node_timeout
+            self._lost(Lost(join.node, why, until, loss=NodeLoss.BROKEN), now)
             return
         if node is None:
             if not s.generation and not s.nodes.connected:
@@ -304,7 +306,8 @@ class Job:
         node = s.nodes[before]
         if node.connected:
             s.out.drop(before)
-            self._lost(Lost(before, "a new life of it has come", now + ORPHANS, ended=True), now)
+            why = "a new life of it has come"
+            self._lost(Lost(before, why, now + ORPHANS, ended=True, loss=NodeLoss.REPLACED), now)
             return
         if s.authority.acts(now):
             s.authority.ended(before)
@@ -402,7 +405,8 @@ class Job:
         if node.leaving:
             s.out.publish(NodeLeft(generation=s.generation, node=node.name, told=ends))
         else:
-            s.out.publish(NodeLost(generation=s.generation, node=node.name, how=event.why, told=ends))
+            lost = NodeLost(generation=s.generation, node=node.name, how=event.why, told=ends, loss=event.loss)
+            s.out.publish(lost)
         if ends:
             self._course.depart(reason, ago=now - event.heard if event.heard is not None else 0.0)
         self._course.settle(now)

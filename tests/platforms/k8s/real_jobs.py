@@ -1,0 +1,172 @@
+"""Jobs on real kubelets: how tests submit them, and what they see of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kubelets import IMAGE, python_volumes
+from test_elasticjob_resource import job
+
+from control_plane import ControlPlane, until
+from outlast.k8s.execution import job_path
+from processes import Process
+
+NAMESPACE = "jobs"
+SCRIPT = """
+import os, pathlib, time
+while not pathlib.Path(__file__).with_name("finish").exists():
+    print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} trains", flush=True)
+    time.sleep(0.2)
+"""
+
+
+class Cluster:
+    """The nodes, and an operator."""
+
+    operator: Process
+
+    def __init__(self, plane: ControlPlane, place: Path) -> None:
+        self.plane, self.place = plane, place
+
+    def kubectl(self, *words: str, given: str = "", check: bool = True) -> str:
+        """Standard output, and the error where that is allowed."""
+        done = self.plane.kubectl("-n", NAMESPACE, *words, given=given, check=check)
+        return done.stdout + ("" if check else done.stderr)
+
+    def kubeconfig_of_the_operator(self) -> Path:
+        """Of its service account, by the token that the control plane has made for that."""
+
+        def token() -> str:
+            secrets = self.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets")[1]["items"]
+            mine = [each for each in secrets if each["metadata"]["name"].startswith("outlast-operator-token")]
+            return base64.b64decode(mine[0]["data"]["token"]).decode() if mine else ""
+
+        config = json.loads(self.plane.kubeconfig.read_text())
+        config["users"][0]["user"]["token"] = until(token, "the operator's token")
+        file = self.place / "operator.kubeconfig"
+        file.write_text(json.dumps(config))
+        return file
+
+    def small(self, name: str, script: str, replicas: int = 1, **spec: Any) -> Job:
+        """Submit a job whose pods run a line of shell, without Python."""
+        container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script]}
+        container |= spec.pop("container", {})
+        return self._submit(name, {"spec": {"containers": [container]}}, replicas, spec)
+
+    def training(self, name: str, script: str = SCRIPT, *, pod: Any = None, replicas: int = 3, **spec: Any) -> Job:
+        """Submit a job whose pods run this machine's Python, each on a node of its own if that can be."""
+        folder = self.place / name
+        folder.mkdir()
+        (folder / "train.py").write_text(script)
+        launcher = folder / "outlast"
+        launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m outlast "$@"\n')
+        launcher.chmod(0o755)
+        mounts, volumes = python_volumes(folder)
+        container = {
+            "name": "main",
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            # A shell that passes no signal on: only the hook can drain the node.
+            "command": ["sh", "-c", f"outlast run {spec.pop('flags', '')} {folder}/train.py; exit $?"],
+            "env": [{"name": "PATH", "value": f"{folder}:/usr/bin:/bin"}],
+            "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
+            **spec.pop("container", {}),
+        }
+        template = {
+            "spec": {
+                "containers": [container],
+                "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
+                "affinity": apart(name),
+                **(pod or {}),
+            }
+        }
+        bounds = {"minReplicas": 2, "maxReplicas": replicas}
+        return self._submit(name, template, replicas, {"elasticPolicy": bounds, **spec}, folder)
+
+    def _submit(
+        self, name: str, template: dict[str, Any], replicas: int, spec: dict[str, Any], folder: Path | None = None
+    ) -> Job:
+        worker = {"replicas": replicas, "template": template, **spec.pop("worker", {})}
+        body = job(name, worker=worker, **{"drain": {"gracePeriod": "20s"}, **spec})
+        self.kubectl("apply", "-f", "-", given=json.dumps(body))
+        return Job(self, name, folder)
+
+    def clean(self) -> None:
+        """Delete all jobs, and wait for the end of their pods."""
+        self.kubectl("delete", "ej", "--all")
+        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", check=False)
+        until(lambda: not self.kubectl("get", "pods", "-o", "name"), "the end of all pods")
+
+
+def apart(name: str) -> dict[str, Any]:
+    """Rather on nodes of their own."""
+    labels = {"matchLabels": {"outlast.dev/job": name}}
+    term = {"labelSelector": labels, "topologyKey": "kubernetes.io/hostname"}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+class Job:
+    """One ElasticJob."""
+
+    def __init__(self, cluster: Cluster, name: str, folder: Path | None) -> None:
+        self.cluster, self.name, self.folder = cluster, name, folder
+
+    def pod_name(self, slot: int, life: int = 0) -> str:
+        return f"{self.name}-worker-{slot}-{life}"
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.plane.call("GET", job_path(NAMESPACE, self.name))[1].get("status", {})
+        return found
+
+    def condition(self, kind: str) -> str:
+        """Its message, while it holds."""
+        found = [each for each in self.status().get("conditions") or () if each["type"] == kind]
+        return str(found[0].get("message", "")) if found and found[0]["status"] == "True" else ""
+
+    def pod(self, slot: int, life: int = 0) -> dict[str, Any]:
+        """The pod, or nothing."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{self.pod_name(slot, life)}"
+        code, body = self.cluster.plane.call("GET", path)
+        return body if code == 200 else {}
+
+    def pods(self) -> list[str]:
+        return self.cluster.kubectl("get", "pods", "-l", f"outlast.dev/job={self.name}", "-o", "name").split()
+
+    def logs(self, slot: int, life: int = 0) -> str:
+        return self.cluster.kubectl("logs", self.pod_name(slot, life), check=False)
+
+    def worlds(self, slot: int, life: int = 0) -> list[int]:
+        """The world sizes that a pod has trained with, in order."""
+        sizes = [int(size) for size in re.findall(r"rank \d+ of (\d+) trains", self.logs(slot, life))]
+        return [size for place, size in enumerate(sizes) if place == 0 or sizes[place - 1] != size]
+
+    def until_trains(self, world: int, lives: tuple[int, ...] = (0, 0, 0)) -> None:
+        """Wait until the pods of these lives train together."""
+        until(
+            lambda: all(self.worlds(slot, life)[-1:] == [world] for slot, life in enumerate(lives)),
+            f"{world} nodes in training",
+        )
+        until(lambda: self.status().get("generation", 0) >= 1, "the coordinator's word")
+
+    def until_phase(self, phase: str) -> None:
+        until(lambda: self.status().get("phase") == phase, f"phase {phase}")
+
+    def finish(self) -> None:
+        """Let the script end, and the job with it; no pod was to blame for anything."""
+        assert self.folder is not None
+        (self.folder / "finish").touch()
+        self.until_phase("Succeeded")
+        assert not any(slot.get("failures") for slot in self.status()["slots"].values())
+
+
+def seconds_until(condition: Any, what: str) -> float:
+    began = time.monotonic()
+    until(condition, what)
+    return time.monotonic() - began
