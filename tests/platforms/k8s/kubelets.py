@@ -105,7 +105,7 @@ def make_images(place: Path) -> list[Path]:
     for each in ("tmp", "dev", "proc", "sys", "etc"):
         (folder / each).mkdir()
     shutil.copy(shutil.which("busybox") or "", folder / "bin" / "busybox")
-    for applet in ("sh", "sleep", "cat", "env", "kill", "ps"):
+    for applet in ("sh", "sleep", "cat", "env", "kill", "ps", "tail", "grep", "awk"):
         (folder / "bin" / applet).symlink_to("busybox")
     shell, pause = place / "shell.tar", place / "pause.tar"
     pack(IMAGE, folder, ["sh"], shell)
