@@ -108,14 +108,16 @@ class JobCourse:
             return True
         if self.is_deserted(now):
             return False
+        todo = powerless.wait(now)
+        if not todo:  # every heartbeat comes by here: a look at all nodes for each would keep a large job powerless
+            return False
         roster = s.current.roster
         here = len(roster if s.phase is Phase.GATHERING else s.nodes.here(roster))
         newest = s.authority.newest
         missing = QuorumMissing(generation=s.generation, here=here, size=newest.size if newest is not None else 0)
-        todo = powerless.wait(now)
         if missing.here == missing.size:
-            if todo:  # all are connected, and say nothing: the only one is waited for, however long it is stopped
-                powerless.begin(now)
+            # All are connected, and say nothing: the only one is waited for, however long it is stopped.
+            powerless.begin(now)
         elif todo == "say" and s.nodes.connected:
             s.out.publish(missing)
         elif todo == "give up":
