@@ -14,7 +14,6 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
-from outlast.core.job.view import ExclusionView, JobView, NodeView, SnapshotView
 from outlast.dashboard.access import Access
 from outlast.dashboard.server import PageSettings, listen, serve
 from outlast.events import events, reasons
@@ -23,6 +22,7 @@ from outlast.observe import EventGap
 from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Pace
 from outlast.protocol.requests import Answer
+from outlast.protocol.views import ExclusionView, JobView, NodeView, SnapshotView
 
 STEP = 0.82  # seconds
 SECTIONS = {"forward": 0.31, "backward": 0.38, "optimizer": 0.07, "data": 0.04}

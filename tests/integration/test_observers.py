@@ -13,13 +13,13 @@ import pytest
 from jobs import free_port, node, workers
 from outlast.agent.coordinator_link.link import Connection, CoordinatorUnreachable, connect
 from outlast.core.coordinator.observers import MOST
-from outlast.core.job.view import JobView
 from outlast.events.events import CoordinatorTookOver, GenerationFormed, JobOver
 from outlast.events.numbered import NumberedEvent
 from outlast.launch import Endpoint
 from outlast.observe import EventGap, Observer
 from outlast.protocol.membership import Refuse
 from outlast.protocol.observers import Detail, ReadView
+from outlast.protocol.views import JobView
 from outlast.transport.wire import observer_token
 from processes import Process, arguments
 

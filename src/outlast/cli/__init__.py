@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
-from importlib import import_module, metadata
+from importlib import import_module
 
 COMMANDS = {
     "run": "run this node of a training job (torchrun's flags)",
@@ -42,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     name = words[0]
     if name in ("--version", "-V"):
+        from importlib import metadata
+
         print(f"outlast {metadata.version('outlast')}")
         return 0
     if name not in COMMANDS:
@@ -65,5 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _hint(name: str) -> str:
     if name.startswith("-") or name.endswith(".py"):
         return "did you mean `outlast run …`?"
+    from difflib import get_close_matches
+
     near = get_close_matches(name, COMMANDS, n=1)
     return f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(COMMANDS)}"

@@ -13,9 +13,10 @@ from pathlib import Path
 from outlast import log
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.agent.launcher import launch_node
+from outlast.cli.endpoints import endpoint_of
 from outlast.cli.flags import Parser, add_settings, given_settings
 from outlast.cli.meeting import with_token
-from outlast.cli.request import check_checks, endpoint_of, nnodes_of, nproc_of
+from outlast.cli.request import check_checks, nnodes_of, nproc_of
 from outlast.launch import Endpoint, Launch
 from outlast.settings.loading import load
 from outlast.settings.settings import Settings

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from outlast.platforms.slurm import Step, outside_step, step_of
 from outlast.settings.loading import Loaded
 from outlast.transport import token as tokens
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from outlast.platforms.slurm import Step
 
 LOCALHOST = "127.0.0.1"  # the default of --master-addr
 
@@ -43,6 +46,8 @@ def meet_in_step(args: argparse.Namespace, least: int, environ: Mapping[str, str
 
     Fills in what the user left out: `--nnodes`, `--rdzv-endpoint`, `--rdzv-id`. Raises ValueError.
     """
+    from outlast.platforms.slurm import outside_step, step_of
+
     static = args.master_port is not None or args.master_addr != LOCALHOST or args.node_rank is not None
     said = args.standalone or args.rdzv_endpoint or static
     step = None if said else step_of(environ)

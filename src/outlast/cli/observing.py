@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
+from outlast.cli.endpoints import endpoint_of
 from outlast.cli.flags import Parser, add_settings, given_settings
 from outlast.cli.meeting import with_token
-from outlast.cli.request import endpoint_of
 from outlast.observe import FoundJob, ObserverRefused, locate
 from outlast.settings.loading import load
 from outlast.settings.settings import Settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import ipaddress
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 from outlast import rulebook
 from outlast.agent.postmortem.extension import check_reference
 from outlast.checks.accelerator import reference_of
+from outlast.cli.endpoints import C10D_PORT, endpoint_of, host_of
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
 from outlast.cli.meeting import meet_in_step, own_token, with_token
 from outlast.launch import Endpoint, Launch, Logs, Std
@@ -28,7 +28,6 @@ from outlast.settings.loading import Loaded, load
 from outlast.settings.values import nearest, truth
 from outlast.signatures import catalogue
 
-_C10D_PORT = 29400
 _MOST, _MOST_WORKERS, _LONGEST = 2**31 - 1, 4096, 255
 _EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")  # those that torch itself registers
 
@@ -65,7 +64,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
     least = nnodes_of(args.nnodes)[0] if args.nnodes is not None else 1
     step = meet_in_step(args, least, environ)
     conf = _conf(args.rdzv_conf)
-    is_host = _is_host(conf.pop("is_host", None))
+    is_host = _ishost_of(conf.pop("is_host", None))
     loaded = load(given_settings(args), environ, args.ft_cfg_path, conf)
     if loaded.settings.signatures:
         catalogue(loaded.settings.signatures)
@@ -111,7 +110,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         host=host if is_host is None else is_host,
         store_port=store_port,
         node_rank=node_rank,
-        local_addr=_host("--local-addr", args.local_addr) if args.local_addr else None,
+        local_addr=host_of("--local-addr", args.local_addr) if args.local_addr else None,
         max_restarts=args.max_restarts,
         signals=_signals(args.signals_to_handle),
         shutdown_timeout=_shutdown_timeout(args.shutdown_timeout, environ),
@@ -191,7 +190,7 @@ def _unquoted(text: str) -> str:
     return text[1:-1].strip() if quoted else text
 
 
-def _is_host(text: str | None) -> bool | None:
+def _ishost_of(text: str | None) -> bool | None:
     if text is None:
         return None
     # torchrun takes single letters too.
@@ -235,7 +234,7 @@ def _others(args: argparse.Namespace) -> tuple[Endpoint, ...]:
     """All but the first of `--rdzv-endpoint a,b,c`, which is left with the first."""
     first, *rest = (args.rdzv_endpoint or "").split(",")
     args.rdzv_endpoint = first.strip()
-    default = STATIC_PORT if args.rdzv_backend == "static" else _C10D_PORT
+    default = STATIC_PORT if args.rdzv_backend == "static" else C10D_PORT
     others = tuple(endpoint_of("--rdzv-endpoint", text, default) for text in rest)
     if any(other.port == 0 for other in others):
         raise ValueError("--rdzv-endpoint: port 0 is any free port, which other nodes cannot know; give one")
@@ -244,7 +243,7 @@ def _others(args: argparse.Namespace) -> tuple[Endpoint, ...]:
 
 def _c10d_endpoint(args: argparse.Namespace, high: int) -> Endpoint:
     if args.rdzv_endpoint:
-        return endpoint_of("--rdzv-endpoint", args.rdzv_endpoint, _C10D_PORT)
+        return endpoint_of("--rdzv-endpoint", args.rdzv_endpoint, C10D_PORT)
     if high > 1:
         raise ValueError(f"--nnodes={args.nnodes} needs --rdzv-endpoint host:port of one of your nodes")
     return Endpoint("127.0.0.1", 0)
@@ -264,30 +263,7 @@ def _static_endpoint(args: argparse.Namespace) -> Endpoint:
     port = STATIC_PORT if args.master_port is None else args.master_port
     if not 0 <= port <= 65535:
         raise ValueError(f"--master-port must be a port from 0 to 65535, not {port}")
-    return Endpoint(_host("--master-addr", args.master_addr), port)
-
-
-def endpoint_of(flag: str, text: str, default_port: int = _C10D_PORT) -> Endpoint:
-    """The endpoint in a flag's `host:port`; raises ValueError, naming the flag."""
-    text = text.strip()
-    host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
-    if not colon:
-        return Endpoint(_host(flag, text), default_port)
-    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"{flag} must be host:port with a port from 0 to 65535, not {text!r}")
-    return Endpoint(_host(flag, host), int(port))
-
-
-def _host(flag: str, text: str) -> str:
-    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    if ":" in host:
-        try:
-            ipaddress.IPv6Address(host)
-        except ValueError:
-            raise ValueError(f"{flag}: {text!r} is no host; write IPv6 as [::1]:29400") from None
-    elif not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host, re.ASCII) or len(host) > _LONGEST:
-        raise ValueError(f"{flag}: {text!r} is no host; give a name or an IP address")
-    return host
+    return Endpoint(host_of("--master-addr", args.master_addr), port)
 
 
 def nproc_of(text: str, environ: Mapping[str, str]) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from outlast.core.job.view import JobView
 from outlast.dashboard.story import CHANGE, FAULT, GOOD, INFO, WARN
 from outlast.dashboard.text import shown
 from outlast.events.events import Ending, JobOver
 from outlast.events.sentences import whys
+from outlast.protocol.views import JobView
 
 _ENDED_WELL = (Ending.FINISHED, Ending.CHECKED)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.job.view import JobView, NodeView
 from outlast.dashboard.headline import Headline, ended, headline
 from outlast.dashboard.pace import PaceHistory, PaceSample, typical
 from outlast.dashboard.ranks import nodes_frame, ordered, ranks_frame
@@ -23,6 +22,7 @@ from outlast.ledger.accountant import Accountant
 from outlast.ledger.states import SECOND
 from outlast.ledger.summary import FaultCost, LedgerSummary, summarize
 from outlast.observe import EventGap
+from outlast.protocol.views import JobView, NodeView
 
 MOST_ROWS = 4000  # events that are kept for the page
 MOST_FAULTS = 500  # the newest, with what they cost

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
-from outlast.core.job.view import JobView, NodeView
 from outlast.dashboard.pace import typical
 from outlast.dashboard.text import shown
+from outlast.protocol.views import JobView, NodeView
 
 # How much slower than the median rank, and its letter. Coarse, so that noise does not change the map each second.
 SLOWER = ((1.1, "0"), (1.25, "1"), (1.5, "2"), (float("inf"), "3"))

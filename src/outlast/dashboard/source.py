@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from outlast.core.job.view import JobView
 from outlast.events.numbered import NumberedEvent
 from outlast.observe import EventGap
 from outlast.protocol.observers import Detail
 from outlast.protocol.requests import Answer
+from outlast.protocol.views import JobView
 
 
 class JobSource(Protocol):

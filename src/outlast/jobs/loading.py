@@ -10,9 +10,10 @@ import msgspec
 import yaml
 
 from outlast.jobs.spec import JobSpec, Resources, SlurmOptions, expects, variable_name
-from outlast.settings.loading import checked, loader
+from outlast.settings.loading import checked
 from outlast.settings.settings import SETTINGS
 from outlast.settings.values import nearest, spelled
+from outlast.settings.yaml_files import StrictLoader
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {"resources": Resources, "slurm": SlurmOptions}
 # What submit decides itself, and what only a node can know.
@@ -33,7 +34,7 @@ class BadJobFile(ValueError):
 def read(path: str | Path) -> JobSpec:
     """The job in a file; paths in it are relative to the file. Raises `BadJobFile`."""
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=loader())
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=StrictLoader)
     except OSError as error:
         raise BadJobFile([f"{path}: cannot be read ({error.strerror}); give the path of a job file"]) from error
     except UnicodeDecodeError as error:

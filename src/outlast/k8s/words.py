@@ -19,7 +19,7 @@ from outlast.launch import Endpoint
 from outlast.observe import EventGap, Observer, ObserverRefused
 
 if TYPE_CHECKING:
-    from outlast.core.job.view import JobView
+    from outlast.protocol.views import JobView
 
 log = logging.getLogger("operator")
 

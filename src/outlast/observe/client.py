@@ -29,7 +29,6 @@ from outlast.agent.coordinator_link.link import (
     knock,
     why_not,
 )
-from outlast.core.job.view import JobView
 from outlast.events.events import JobOver
 from outlast.events.numbered import NumberedEvent
 from outlast.launch import Endpoint
@@ -38,6 +37,7 @@ from outlast.protocol.membership import Refuse
 from outlast.protocol.messages import ToAnybody
 from outlast.protocol.observers import Detail, EventBatch, FollowEvents, FromObserver, Portion, ReadView
 from outlast.protocol.requests import Answer, Ask
+from outlast.protocol.views import JobView
 from outlast.transport.wire import WrongToken
 
 ANSWERED = 25.0  # seconds: a request for events is answered after 10 s at the latest

@@ -9,7 +9,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
-from outlast.agent.coordinator_link.location import client_tls
+from outlast.agent.coordinator_link.tls import client_tls
 from outlast.launch import Endpoint
 from outlast.observe.client import PATIENCE, Observer
 from outlast.settings.settings import Settings

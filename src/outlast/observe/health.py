@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 
 from outlast.core.job.phase import Phase
-from outlast.core.job.view import JobView
 from outlast.events.phrases import count
+from outlast.protocol.views import JobView
 
 
 class JobHealth(str, Enum):

@@ -6,10 +6,10 @@ from statistics import median
 
 import msgspec
 
-from outlast.core.job.view import JobView
 from outlast.events.phrases import count
 from outlast.observe.status import status_lines
 from outlast.protocol.paces import Pace
+from outlast.protocol.views import JobView
 
 SLOW = 1.1  # times the median: worth a mark
 

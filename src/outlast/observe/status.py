@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from outlast.core.job.view import JobView
 from outlast.events.phrases import count, listed
 from outlast.events.sentences import why
 from outlast.ledger.summary import LedgerSummary
 from outlast.observe.health import JobHealth, complaints, health_of
 from outlast.observe.words import duration
+from outlast.protocol.views import JobView
 
 
 def status_lines(view: JobView, ledger: LedgerSummary | None) -> list[str]:

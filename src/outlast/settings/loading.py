@@ -7,11 +7,9 @@ when it was needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
-import yaml
 
 from outlast.settings.settings import CHECKS, SETTINGS, Setting, Settings
 from outlast.settings.values import ENV_PREFIX, nearest, spelled, truth
@@ -114,7 +112,9 @@ def _from_file(path: str | None, *, given: bool) -> Iterator[_Given]:
         if given:
             raise ValueError("--ft-cfg-path is empty: give the path of a YAML file, or drop the flag")
         return
-    for name, value in _read_yaml(path).items():
+    from outlast.settings.yaml_files import read_settings
+
+    for name, value in read_settings(path).items():
         if name not in SETTINGS:
             known = [*SETTINGS, SECTION] if isinstance(value, dict) else SETTINGS
             hint = nearest(str(name), known, otherwise="; `outlast config` lists all settings")
@@ -133,68 +133,6 @@ def checked(values: Mapping[Any, object], where: str) -> dict[str, object]:
             hint = nearest(str(name), SETTINGS, otherwise="; `outlast config` lists all settings")
             raise ValueError(f"{where}: unknown setting {name!r}{hint}")
     return {name: _convert(_Given(name, value, where, f"{where}.{name}")) for name, value in values.items()}
-
-
-def loader() -> type[yaml.SafeLoader]:
-    """How YAML is read here: a key that is given twice is an error."""
-    return _Loader
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key that is given twice: PyYAML silently takes the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping, if each of its keys is there once."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is there twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _sections(content: object, above: str = "") -> Iterator[tuple[str, object]]:
-    """Every section of ours in a file, with its path."""
-    if isinstance(content, dict):
-        for name, value in content.items():
-            where = f"{above}.{name}" if above else str(name)
-            if name == SECTION:
-                yield where, value
-            else:
-                yield from _sections(value, where)
-
-
-def _read_yaml(path: str) -> Mapping[Any, object]:
-    try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); correct --ft-cfg-path or {CFG_PATH}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not a YAML file (not UTF-8 text)") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}: is not valid YAML{where} ({error.problem})") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from error
-    sections = list(_sections(content))
-    if len(sections) > 1:
-        places = " and ".join(where for where, _ in sections)
-        raise ValueError(f"{path}: has the section {SECTION} more than once ({places}); keep one")
-    if sections and isinstance(content, dict):
-        # With a section of our own the rest belongs to others, unless it is plainly a misplaced setting.
-        for name in content:
-            if name in SETTINGS:
-                raise ValueError(f"{path}: {name} stands beside the section {SECTION}; move it into it")
-        content = sections[0][1]
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: must hold settings as `name: value` lines, not a {type(content).__name__}")
-    return content
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[_Given]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import signal
 from collections.abc import Iterable
 
@@ -91,9 +90,11 @@ def truth(text: str) -> bool | None:
 def nearest(name: str, valid: Iterable[str], *, otherwise: str = "") -> str:
     """The end of an error line about an unknown name: the nearest valid one, if any is near."""
     # What all names of a kind begin with would make each of them look near.
+    from difflib import get_close_matches  # for mistakes alone, and slow to load
+
     prefix = next((each for each in ("--ft-", ENV_PREFIX) if name.startswith(each)), "")
     by_rest = {each[len(prefix) :].lower(): each for each in valid if each.startswith(prefix)}
-    found = difflib.get_close_matches(name[len(prefix) :].lower(), by_rest, n=1)
+    found = get_close_matches(name[len(prefix) :].lower(), by_rest, n=1)
     return f"; did you mean {by_rest[found[0]]}?" if found else otherwise
 
 

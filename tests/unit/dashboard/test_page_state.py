@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from dashboards import SimulatedJob
-from outlast.core.job.view import JobView
 from outlast.dashboard import logs
 from outlast.dashboard.headline import headline
 from outlast.dashboard.page_state import MOST_ROWS, PageState
@@ -20,6 +19,7 @@ from outlast.dashboard.story import row
 from outlast.events import events, reasons
 from outlast.events.numbered import NumberedEvent
 from outlast.observe import EventGap
+from outlast.protocol.views import JobView
 
 
 def view_of(job: SimulatedJob) -> JobView:

@@ -154,6 +154,8 @@ def test_only_workers_load_torch_and_nobody_unpickles(path: Path) -> None:
         ("outlast.cli.config", ["torch", "numpy", "outlast.agent"]),
         ("outlast.diagnosis.cause", ["torch", "asyncio", "yaml", "socket", "subprocess"]),
         ("outlast.coordinator.__main__", ["torch", "numpy", "yaml", "outlast.agent", "outlast.cli"]),
+        ("outlast.cli.status", ["torch", "yaml", "difflib", "importlib.metadata", "outlast.core.job.state"]),
+        ("outlast.cli.why", ["torch", "yaml", "difflib", "importlib.metadata", "outlast.core.job.state"]),
         ("outlast.data.batch", ["torch", "numpy"]),
         ("outlast.data.order", ["torch", "numpy", "random"]),
         ("outlast.data.position", ["torch", "numpy"]),

@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from outlast.core.job.view import ExclusionView, JobView, NodeView
 from outlast.events.events import NodeLost
 from outlast.events.reasons import NodeLoss
 from outlast.k8s.observed import GoneAgent
 from outlast.k8s.words import after_event, word_of
+from outlast.protocol.views import ExclusionView, JobView, NodeView
 
 
 def node(name: str, **more: Any) -> NodeView:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from outlast.core.job.view import ExclusionView, JobView, NodeView, SnapshotView
 from outlast.events import events
 from outlast.events.events import Ending
 from outlast.events.numbered import NumberedEvent
@@ -17,6 +16,7 @@ from outlast.observe.health import JobHealth, health_of
 from outlast.observe.ranks import rank_rows, top_lines
 from outlast.observe.status import status_lines
 from outlast.protocol.paces import Pace
+from outlast.protocol.views import ExclusionView, JobView, NodeView, SnapshotView
 
 FAILED = FailedRank("b", 3, 1, exception="KeyError", cause="exception", title="an exception", step=70)
 

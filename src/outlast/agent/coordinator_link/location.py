@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-import ssl
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from outlast.agent.coordinator_link.ask import ask
 from outlast.agent.coordinator_link.hosting import Hosting, listen
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable, knock
+from outlast.agent.coordinator_link.tls import client_tls, server_tls
 from outlast.core.coordinator.history import History
 from outlast.core.node.commands import Mandate
 from outlast.journal import recall
@@ -24,7 +23,7 @@ from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Successor
 from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
-from outlast.transport.commission import Commission, Tls
+from outlast.transport.commission import Commission
 from outlast.transport.token import Record
 from outlast.transport.wire import READ_ONLY_TOKEN
 
@@ -163,7 +162,7 @@ class CoordinatorLocation:
 
     def _begin(self, listener: socket.socket, rules: Rules, mandate: Mandate, run: str) -> None:
         settings, launch = self._settings, self._launch
-        tls = _server_tls(settings)  # before anything is left behind: it may be refused
+        tls = server_tls(settings)  # before anything is left behind: it may be refused
         endpoint = Endpoint(self.endpoint.host, listener.getsockname()[1])
         secret = self._secret or ""
         alone = launch.endpoint.port == 0
@@ -205,39 +204,3 @@ class CoordinatorLocation:
             alone=launch.endpoint.port == 0,  # nobody else knows the port of a job that chose its own
             check_only=launch.check_only,
         )
-
-
-def client_tls(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.tls:
-        return None
-    if not settings.tls_cert and find_spec("cryptography") is None:
-        raise ValueError("--tls makes a certificate with the package 'cryptography': pip install 'outlast[tls]'")
-    try:
-        context = ssl.create_default_context(cafile=settings.tls_ca or None)
-    except OSError as error:  # ssl's own errors are among them
-        raise ValueError(f"tls_ca {settings.tls_ca} cannot be used ({_reason(error)}): give CA certificates") from error
-    if not settings.tls_ca:
-        # No authority vouches for the certificate; the proof of the token does, for it covers the certificate.
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _server_tls(settings: Settings) -> Tls | None:
-    """The certificate for our coordinator, tried here: there, nobody would be left to tell the user."""
-    if not settings.tls:
-        return None
-    if settings.tls_cert:
-        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            trial.load_cert_chain(settings.tls_cert, settings.tls_key, password="")  # "": never ask at the terminal
-        except OSError as error:
-            files = f"tls_cert {settings.tls_cert} with tls_key {settings.tls_key}"
-            raise ValueError(
-                f"{files} cannot be used ({_reason(error)}): give a certificate and its key, without a password"
-            ) from error
-    return Tls(settings.tls_cert, settings.tls_key, settings.tls_ca)
-
-
-def _reason(error: OSError) -> str:
-    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)

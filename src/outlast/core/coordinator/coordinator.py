@@ -21,7 +21,6 @@ from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Progresse
 from outlast.core.job.job import Job
 from outlast.core.job.phase import Phase
 from outlast.core.job.progress import JobProgress
-from outlast.core.job.view import JobView
 from outlast.core.membership.liveness import ORPHANS, Liveness
 from outlast.core.stragglers.stragglers import Stragglers
 from outlast.core.succession.authority import Memory
@@ -39,6 +38,7 @@ from outlast.protocol.paces import Paces, Training
 from outlast.protocol.requests import Answer, Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
+from outlast.protocol.views import JobView
 
 REQUESTS = (ReadView, FollowEvents)
 READ_ONLY = "this token may only observe: set the job's own OUTLAST_TOKEN"

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from outlast.core.coordinator.commands import Break, Close, Connection, Write
 from outlast.core.coordinator.history import History
-from outlast.core.job.view import JobView
 from outlast.protocol.membership import Refuse
 from outlast.protocol.observers import AnswerKind, Detail, EventBatch, FollowEvents, FromObserver, ReadView, portions
+from outlast.protocol.views import JobView
 
 MOST = 64
 BEAT = 10.0  # seconds after which a request for events is answered with none: both ends see that the other lives

@@ -29,7 +29,7 @@ from outlast.core.job.phase import Phase
 from outlast.core.job.replies import Replies
 from outlast.core.job.reports import Reports
 from outlast.core.job.state import JobState
-from outlast.core.job.view import JobView, view_of
+from outlast.core.job.view import view_of
 from outlast.core.membership.liveness import BEATS, ORPHANS, lease_of
 from outlast.core.membership.member import Member
 from outlast.core.succession.authority import Memory
@@ -64,6 +64,7 @@ from outlast.protocol.paces import Paces
 from outlast.protocol.rules import Rules
 from outlast.protocol.snapshots import Stride
 from outlast.protocol.succession import Charter, Standing, Successor, Term
+from outlast.protocol.views import JobView
 
 
 class Job:

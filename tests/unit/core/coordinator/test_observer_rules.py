@@ -9,7 +9,6 @@ from outlast.core.coordinator.commands import Break, Close, Command, PublishEven
 from outlast.core.coordinator.coordinator import Coordinator
 from outlast.core.coordinator.copying import COPIES
 from outlast.core.coordinator.observers import BEAT, FRESH, GATHERED, IDLE, MOST, MOST_UNREAD
-from outlast.core.job.view import JobView
 from outlast.events.events import JobOver, NodeJoined
 from outlast.events.numbered import NumberedEvent
 from outlast.protocol.membership import Join, Refuse, Report, State
@@ -17,6 +16,7 @@ from outlast.protocol.observers import AnswerKind, Detail, EventBatch, EventCopi
 from outlast.protocol.requests import Answer, Ask
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Term
+from outlast.protocol.views import JobView
 
 RULES = Rules(job="j", entrypoint="train.py", min_nodes=1, max_nodes=8, node_timeout=60.0, last_call=0.0)
 

@@ -6,11 +6,11 @@ import msgspec
 from msgspec.structs import replace
 
 from outlast.core.coordinator.coordinator import Coordinator
-from outlast.core.job.view import JobView
 from outlast.protocol.membership import State
 from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Pace, Paces
 from outlast.protocol.succession import Term
+from outlast.protocol.views import JobView
 from rehearsal import GPU, IDLE, Rehearsal, failure, running, two_running
 
 
