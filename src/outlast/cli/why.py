@@ -10,7 +10,7 @@ from outlast.cli import observing
 from outlast.events.numbered import NumberedEvent
 from outlast.ledger.summary import ledger, summarize
 from outlast.observe import FoundJob
-from outlast.observe.faults import why_fields, why_paragraph
+from outlast.observe.faults import why_fields, why_paragraph, why_stacks
 from outlast.observe.screen import Screen
 
 
@@ -18,6 +18,9 @@ def main(argv: Sequence[str]) -> int:
     """Say what went wrong last: what, where, by which evidence, what was done about it, and what it cost."""
     parser = observing.parser("why", "Tells of the last fault of a job: what, where, evidence, and its cost.")
     parser.add_argument("--json", action="store_true", help="For programs: the fault with its cost; null: none.")
+    parser.add_argument(
+        "--stacks", action="store_true", help="After a hang: also where ranks stood, the culprit first."
+    )
     args = parser.parse(argv)
 
     async def tell(job: FoundJob) -> int:
@@ -26,9 +29,13 @@ def main(argv: Sequence[str]) -> int:
             events = [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
         books = summarize(ledger(events, until=view.time))
         if args.json:
-            print(msgspec.json.encode(why_fields(books)).decode())
-        else:
-            Screen().line(why_paragraph(events, books) or f"job {view.job}: nothing has failed")
+            print(msgspec.json.encode(why_fields(events, books)).decode())
+            return 0
+        screen = Screen()
+        screen.line(why_paragraph(events, books) or f"job {view.job}: nothing has failed")
+        if args.stacks:
+            for line in why_stacks(events, books) or ["the last fault was no hang: there are no stacks"]:
+                screen.line(line)
         return 0
 
     return observing.run("why", args, tell)

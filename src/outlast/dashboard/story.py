@@ -10,6 +10,7 @@ from outlast.dashboard.text import shown
 from outlast.events import events, reasons
 from outlast.events.numbered import NumberedEvent
 from outlast.events.sentences import sentence
+from outlast.events.stacks import stack_lines
 from outlast.observe import EventGap
 
 FAULT, WARN, CHANGE, GOOD, INFO = "fault", "warn", "change", "good", "info"
@@ -62,6 +63,8 @@ def row(told: NumberedEvent) -> EventRow:
     """One event for the page."""
     event = told.event
     text, _, more = sentence(event).partition("\n")
+    if isinstance(event, events.HangNamed):
+        more = "\n".join(stack_lines(event))
     nodes, ranks = _about(event)
     return EventRow(
         n=told.number,

@@ -190,6 +190,17 @@ class Restarting(_JobEvent, frozen=True, tag="restarting"):
     diagnose: bool = True  # causes decide, not the count of restarts alone
 
 
+class RankStack(msgspec.Struct, frozen=True):
+    """Where ranks stood in a hang: those that stood at the same place, once."""
+
+    count: int  # of ranks
+    ranks: tuple[int, ...]  # the first of them
+    nodes: tuple[str, ...]  # their nodes, the first of them
+    culprit: bool  # whether the others waited for these
+    state: str  # the kernel's letter for their processes; empty: not known
+    frames: tuple[str, ...]  # `function (file:line)`, the innermost first; empty: nobody could tell
+
+
 class HangNamed(_JobEvent, frozen=True, tag="hang"):
     """Who makes the job hang, by what was seen of all ranks."""
 
@@ -199,6 +210,7 @@ class HangNamed(_JobEvent, frozen=True, tag="hang"):
     where: str
     sentence: Prose
     ago: float = 0.0  # seconds before this event: when ranks last moved, to a power of two
+    stacks: tuple[RankStack, ...] = ()  # at most 8, the culprits first, each of at most 16 frames
 
 
 class StragglerChanged(_JobEvent, frozen=True, tag="straggler"):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from outlast.events.events import (
     GenerationFormed,
@@ -15,6 +18,7 @@ from outlast.events.events import (
 )
 from outlast.events.numbered import NumberedEvent
 from outlast.events.phrases import count
+from outlast.events.stacks import stack_lines
 from outlast.ledger.summary import FaultCost, LedgerSummary
 from outlast.observe.words import duration, moment
 
@@ -36,10 +40,27 @@ def why_paragraph(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> str
     return " ".join(told)
 
 
-def why_fields(ledger: LedgerSummary) -> FaultCost | None:
-    """The same for programs."""
+def why_fields(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> dict[str, Any] | None:
+    """The same for programs; None: there was none."""
     unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
-    return unplanned[-1] if unplanned else None
+    if not unplanned:
+        return None
+    hang = _hang(events, unplanned[-1].fault.generation)
+    stacks = msgspec.to_builtins(hang.stacks) if hang is not None else []
+    return {**msgspec.to_builtins(unplanned[-1]), "stacks": stacks}
+
+
+def why_stacks(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> list[str]:
+    """Where ranks stood, if the last fault was a hang: the culprits first."""
+    unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
+    hang = _hang(events, unplanned[-1].fault.generation) if unplanned else None
+    return stack_lines(hang) if hang is not None else []
+
+
+def _hang(events: Sequence[NumberedEvent], generation: int) -> HangNamed | None:
+    """The last hang of the generation: those before may have been suspicions."""
+    named = (e.event for e in reversed(events) if isinstance(e.event, HangNamed) and e.event.generation == generation)
+    return next(named, None)
 
 
 def _evidence(during: Sequence[NumberedEvent]) -> list[str]:

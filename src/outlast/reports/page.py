@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from outlast.events.events import HangNamed, JobEvent
 from outlast.events.sentences import sentence
+from outlast.events.stacks import stack_lines
 from outlast.ledger.accountant import Accountant
 from outlast.ledger.reading import RecordedEvent
 from outlast.ledger.states import SECOND, LedgerState
@@ -48,6 +50,7 @@ padding:0 1rem;-webkit-print-color-adjust:exact;print-color-adjust:exact}
 h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid var(--line);
 vertical-align:top;overflow-wrap:anywhere}td.n,th.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+pre{white-space:pre-wrap;font-size:.85em;margin:.3rem 0}
 svg{width:100%;display:block}.soft{color:var(--soft)}tr{break-inside:avoid}
 .key{display:inline-block;width:.8em;height:.8em;margin-right:.4em;border:1px solid var(--line)}
 """
@@ -185,11 +188,17 @@ def _repairs(told: LedgerSummary) -> str:
 def _events(events: Sequence[RecordedEvent]) -> str:
     shown = [each for each in events if each.event.__struct_config__.tag not in QUIET]
     rows = [
-        [moment(each.time), str(each.event.generation), escape(sentence(each.event))] for each in shown[-MOST_EVENTS:]
+        [moment(each.time), str(each.event.generation), escape(sentence(each.event)) + _stacks(each.event)]
+        for each in shown[-MOST_EVENTS:]
     ]
     hidden = len(shown) - len(rows)
     note = f'<p class="soft">{hidden} earlier events are left out.</p>' if hidden else ""
     return note + _table(["when", "*generation", "what"], rows)
+
+
+def _stacks(event: JobEvent) -> str:
+    lines = stack_lines(event) if isinstance(event, HangNamed) else []
+    return f"<details open><summary>stacks</summary><pre>{escape(chr(10).join(lines))}</pre></details>" if lines else ""
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

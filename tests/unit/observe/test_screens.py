@@ -11,7 +11,7 @@ from outlast.events.events import Ending
 from outlast.events.numbered import NumberedEvent
 from outlast.events.reasons import FailedRank
 from outlast.ledger.summary import ledger, summarize
-from outlast.observe.faults import why_paragraph
+from outlast.observe.faults import why_fields, why_paragraph, why_stacks
 from outlast.observe.health import JobHealth, health_of
 from outlast.observe.ranks import rank_rows, top_lines
 from outlast.observe.status import status_lines
@@ -119,3 +119,30 @@ def test_the_last_fault_is_one_paragraph_with_place_evidence_action_and_cost() -
     assert "It cost" in text
     assert "\n" not in text
     assert why_paragraph(told[:2], summarize(ledger(told[:2], until=60.0))) == ""
+
+
+def test_after_a_hang_the_stacks_are_told_with_the_culprits_first() -> None:
+    stacks = (
+        events.RankStack(1, (3,), ("b",), culprit=True, state="S", frames=("load (train.py:8)",)),
+        events.RankStack(3, (0, 1, 2), ("a", "b"), culprit=False, state="", frames=()),
+    )
+    hang = events.HangNamed(
+        generation=1, ranks=(3,), nodes=("b",), kind="user code", where="train.py:8", sentence="it hangs", stacks=stacks
+    )
+    story = [
+        events.GenerationFormed(generation=1, nodes=("b",), ranks=4, spares=0, restarts=0),
+        hang,
+        events.GenerationEnding(generation=1, reason=FAILED),
+    ]
+    told = [NumberedEvent(number, float(number), 1, event) for number, event in enumerate(story, 1)]
+    books = summarize(ledger(told, until=60.0))
+    assert why_stacks(told, books) == [
+        "rank 3 on b, which the others wait for, sleeping:",
+        "  load (train.py:8)",
+        "3 ranks (0, 1, 2) on a, b:",
+        "  no stack could be seen",
+    ]
+    fields = why_fields(told, books)
+    assert fields is not None
+    assert [each["culprit"] for each in fields["stacks"]] == [True, False]
+    assert why_stacks(told[:1], summarize(ledger(told[:1], until=60.0))) == []

@@ -22,6 +22,15 @@ STORY: list[JobEvent] = [
     events.NodeJoined(generation=0, node="a", workers=1),
     events.GenerationFormed(generation=1, nodes=("a",), ranks=1, spares=0, restarts=0),
     events.TrainingBegan(generation=1, step=1),
+    events.HangNamed(
+        generation=1,
+        ranks=(0,),
+        nodes=("a",),
+        kind="user code",
+        where="train.py:8",
+        sentence="rank 0 hangs",
+        stacks=(events.RankStack(1, (0,), ("a",), culprit=True, state="S", frames=(f"load{EVIL} (train.py:8)",)),),
+    ),
     events.GenerationEnding(generation=1, reason=FAILED, ago=0.5),
     events.WorkersGone(generation=1, step=50),
     events.GenerationFormed(generation=2, nodes=("a",), ranks=1, spares=0, restarts=1),
@@ -70,6 +79,7 @@ def test_one_file_without_a_script_or_a_request_and_everything_is_escaped(tmp_pa
     assert not re.search(r"url\(|@import", text)
     assert "default-src 'none'" in text
     assert "&lt;script&gt;" in text
+    assert "which the others wait for, sleeping:\n  load&lt;/td&gt;" in text
 
 
 def test_it_tells_the_outcome_the_faults_and_their_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

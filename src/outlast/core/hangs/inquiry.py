@@ -12,8 +12,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from outlast.core.hangs.stacks import rank_stacks
 from outlast.diagnosis.culprit import HangVerdict, name
 from outlast.diagnosis.observation import Observation
+from outlast.events.events import RankStack
 from outlast.protocol.fields import LONGEST_REASON
 from outlast.protocol.hangs import MOST_CULPRITS, Look, Named, Overdue, Seen
 
@@ -28,6 +30,7 @@ class InquiryResult(msgspec.Struct, frozen=True):
     verdict: HangVerdict
     named: Named | None  # for all members, if ranks are about to be ended for it
     idle: float = 0.0  # seconds that ranks had not moved; 0: whoever is ended for it says so
+    stacks: tuple[RankStack, ...] = ()  # for people
 
 
 class Inquiry:
@@ -105,6 +108,9 @@ class Inquiry:
         if ending:
             culprits = verdict.culprits[:MOST_CULPRITS] if verdict.certain else ()
             named = Named(self._generation, self._number, culprits, verdict.sentence[:LONGEST_REASON])
-            return InquiryResult(verdict, named)
+            return InquiryResult(verdict, named, stacks=rank_stacks(self._seen, set(verdict.culprits)))
         ages = [each.beat_age for each in self._seen if each.late and each.beat_age is not None]
-        return InquiryResult(verdict, None, min(ages, default=0.0)) if self._said != said else None
+        if self._said == said:
+            return None
+        stacks = rank_stacks(self._seen, set(verdict.culprits))
+        return InquiryResult(verdict, None, min(ages, default=0.0), stacks)

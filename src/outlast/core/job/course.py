@@ -456,6 +456,7 @@ class JobCourse:
                 where=verdict.where,
                 sentence=verdict.sentence,
                 ago=finding.idle,
+                stacks=finding.stacks,
             )
             s.out.publish(named)
             if finding.named is not None:
