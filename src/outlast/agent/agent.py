@@ -19,6 +19,7 @@ from outlast.agent.driver import NodeDriver
 from outlast.agent.monitoring.checker import Checker
 from outlast.agent.monitoring.monitor import Monitor
 from outlast.agent.observers.doors import Doors
+from outlast.agent.observers.log_answers import LogAnswers
 from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.postmortem.investigation import Investigation
@@ -80,7 +81,9 @@ class Agent:
             self._keeper,
             joined=lambda: self._checker.joined(),
             doors=lambda: self._doors,
+            asked=lambda question: self._log_answers.asked(question),
         )
+        self._log_answers = LogAnswers(logs, send=self.client.link.send)
         self._doors = Doors(
             launch,
             settings,
@@ -158,6 +161,7 @@ class Agent:
     async def _end(self) -> None:
         self._driver.rest()
         await self._runner.close()
+        await self._log_answers.close()
         await self._checker.stop()
         self._requests.close()
         self._doors.close()

@@ -67,7 +67,7 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         if extension is not None:
             cleanup.callback(extension.close)
             await extension.start()
-        logs = JobLogs(launch)
+        logs = JobLogs(launch, node=place.name)
         outcome: list[Over] = []
         cleanup.callback(lambda: logs.close(bool(outcome and outcome[0].success)))
         events = str(Path(logs.directory, EVENTS))

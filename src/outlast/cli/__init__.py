@@ -13,6 +13,7 @@ COMMANDS = {
     "submit": "run what a job file describes, here or on a platform",
     "status": "say whether a job trains, and how",
     "events": "print what was decided in a job, and why",
+    "logs": "print what the ranks of a job print, merged by time",
     "top": "show the ranks of a job, the slowest first, once a second",
     "why": "tell of the last fault of a job: what, where, and what it cost",
     "dashboard": "show a running job in a browser",

@@ -31,6 +31,7 @@ from outlast.log import Sparing
 from outlast.notices.webhook import WebhookProcess
 from outlast.platforms.plugins import Plugins, alarm_of
 from outlast.protocol.fields import UNREADABLE
+from outlast.protocol.logs import AskLogs
 from outlast.protocol.membership import Join, Over
 from outlast.protocol.messages import FromCoordinator, ToCoordinator
 from outlast.protocol.observers import FollowEvents, ReadView, ToObserver
@@ -45,7 +46,7 @@ from outlast.transport.wire import Wire, WireError
 
 JOURNALLED = 0.02  # seconds within which what happened is written
 READ = 1 << 16
-REQUESTS = (ReadView, FollowEvents)
+REQUESTS = (ReadView, FollowEvents, AskLogs)
 LASTING = (Join, *REQUESTS)  # messages of those who stay
 PROBES = 3  # that a host leaves unanswered, a second apart, before its connection counts as broken
 

@@ -14,8 +14,9 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 
@@ -33,6 +34,7 @@ from outlast.events.events import JobOver
 from outlast.events.numbered import NumberedEvent
 from outlast.launch import Endpoint
 from outlast.protocol.fields import UNREADABLE
+from outlast.protocol.logs import AskLogs, LogsTold
 from outlast.protocol.membership import Refuse
 from outlast.protocol.messages import ToAnybody
 from outlast.protocol.observers import Detail, EventBatch, FollowEvents, FromObserver, Portion, ReadView
@@ -49,6 +51,9 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0  # between two tries
 
 _view = msgspec.msgpack.Decoder(JobView)
 _batch = msgspec.msgpack.Decoder(EventBatch)
+_logs = msgspec.msgpack.Decoder(LogsTold)
+
+T = TypeVar("T")
 
 
 class ObserverRefused(Exception):
@@ -126,7 +131,7 @@ class Observer:
         self._token = token
         self._tls = tls
         self._patience = patience
-        self._viewing: _Line | None = None
+        self._lines: dict[type[FromObserver], _Line] = {}  # those that stay, by what is asked on them
 
     async def __aenter__(self) -> Observer:
         return self
@@ -137,27 +142,35 @@ class Observer:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection that views come on."""
-        if self._viewing is not None:
-            line, self._viewing = self._viewing, None
+        """End the connections that views and logs come on."""
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
             await line.close()
 
     async def view(self, detail: Detail | str = Detail.JOB) -> JobView:
         """What is going on, at most a second old. Raises `CoordinatorUnreachable` or `ObserverRefused`, in one line."""
+        view = await self._request(ReadView(Detail(detail)), _view)
+        self.job, self.run = view.job, view.run
+        return view
+
+    async def ask_logs(self, questions: Mapping[str, bytes]) -> LogsTold:
+        """What these nodes answer about their logs (see `outlast.protocol.logs`). Raises as `view` does."""
+        return await self._request(AskLogs(tuple(questions.items())), _logs)
+
+    async def _request(self, request: FromObserver, decoder: msgspec.msgpack.Decoder[T]) -> T:
+        kind = type(request)
         for again in (True, False):
-            fresh = self._viewing is None
-            line = self._viewing = self._viewing or await self._open()
+            fresh = kind not in self._lines
+            line = self._lines[kind] = self._lines.get(kind) or await self._open()
             try:
-                view = _view.decode(await line.request(ReadView(Detail(detail))))
+                return decoder.decode(await line.request(request))
             except _LineLost as lost:
-                await self.close()
+                self._lines.pop(kind, None)
+                await line.close()
                 if fresh or not again:
                     raise CoordinatorUnreachable(self._broke(line, lost)) from None
             except UNREADABLE:
                 raise CoordinatorUnreachable(self._broke(line, "its answer cannot be read")) from None
-            else:
-                self.job, self.run = view.job, view.run
-                return view
         raise AssertionError("one of two tries returns or raises")
 
     async def events(

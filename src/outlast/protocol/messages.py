@@ -5,6 +5,7 @@ from __future__ import annotations
 from outlast.protocol.checks import Findings, Probe
 from outlast.protocol.generations import Halt, Start, Stop
 from outlast.protocol.hangs import Agreed, Look, Measure, Named, Seen
+from outlast.protocol.logs import AskLogs, LogAnswer, LogQuestion
 from outlast.protocol.membership import Ack, Join, Notice, Over, Refuse, Report, Welcome
 from outlast.protocol.observers import EventCopies, FollowEvents, Portion, ReadView
 from outlast.protocol.paces import Paces
@@ -13,7 +14,7 @@ from outlast.protocol.shards import Query, Told
 from outlast.protocol.snapshots import Stride
 from outlast.protocol.succession import Charter, Resign, Standing
 
-FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query
+FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query | LogAnswer
 FromCoordinator = (
     Standing
     | Welcome
@@ -36,6 +37,7 @@ FromCoordinator = (
     | DrainRequest
     | EventCopies
     | Resign
+    | LogQuestion
 )
-ToCoordinator = FromAgent | ReadView | FollowEvents
+ToCoordinator = FromAgent | ReadView | FollowEvents | AskLogs
 ToAnybody = FromCoordinator | Portion

@@ -13,6 +13,7 @@ import msgspec
 
 from outlast.events.numbered import NumberedEvent
 from outlast.protocol.fields import Count, Name
+from outlast.protocol.logs import AskLogs
 from outlast.protocol.membership import Refuse
 
 PORTION = 1 << 18  # bytes: of an answer, in one message
@@ -45,6 +46,7 @@ class AnswerKind(str, Enum):
 
     VIEW = "view"
     EVENTS = "events"
+    LOGS = "logs"
 
 
 class Portion(msgspec.Struct, frozen=True, array_like=True, tag="portion"):
@@ -72,7 +74,7 @@ class EventCopies(msgspec.Struct, frozen=True, array_like=True, tag="event copie
     events: tuple[NumberedEvent, ...]
 
 
-FromObserver = ReadView | FollowEvents
+FromObserver = ReadView | FollowEvents | AskLogs
 ToObserver = Portion | Refuse
 
 

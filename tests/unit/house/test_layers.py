@@ -25,6 +25,7 @@ ALLOWED = {
     "protocol": {"diagnosis", "settings", "events"},
     "transport": {"launch", "protocol", "system", "events"},
     "events": set(),
+    "logs": {"protocol"},
     "ledger": {"events"},
     "core": {"protocol", "settings", "diagnosis", "board", "events"},
     "workloads": {"launch", "protocol", "settings", "system"},

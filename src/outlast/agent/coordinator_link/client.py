@@ -19,6 +19,7 @@ from outlast.core.node.inputs import Connected, Disconnected, NotHosted, Receive
 from outlast.launch import Endpoint, Launch
 from outlast.platforms.infrastructure import infra_rank
 from outlast.protocol.fields import sendable_path
+from outlast.protocol.logs import LogQuestion
 from outlast.protocol.membership import Join, Over, Report, Welcome
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.observers import EventCopies
@@ -30,7 +31,10 @@ log = logging.getLogger("agent")
 
 
 class CoordinatorClient:
-    """The owner of one node's link. `joined` is called once, when a coordinator has first taken this node in."""
+    """The owner of one node's link. `joined` is called once, when a coordinator has first taken this node in.
+
+    `asked` answers questions about logs.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class CoordinatorClient:
         *,
         joined: Callable[[], None],
         doors: Callable[[], Doors],
+        asked: Callable[[LogQuestion], None],
     ) -> None:
         self._launch = launch
         self._place = place
@@ -49,6 +54,7 @@ class CoordinatorClient:
         self._keeper = keeper
         self._joined = joined
         self._doors = doors
+        self._asked = asked
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._welcomed = False
         self._hung_up_since = float("nan")
@@ -87,6 +93,9 @@ class CoordinatorClient:
     def received(self, message: FromCoordinator) -> None:
         if isinstance(message, EventCopies):
             self.seat.keep_events(message)
+            return
+        if isinstance(message, LogQuestion):
+            self._asked(message)
             return
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True

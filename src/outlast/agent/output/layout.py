@@ -141,7 +141,7 @@ class DefaultLayout:
             return
         # Redirected output was asked for, wherever it landed; error files of a success are of no use.
         useless = success and not any_stream(self._logs.redirects)
-        if useless or not any(path.is_file() and path.stat().st_size for path in Path(self._temporary).rglob("*")):
+        if useless or not any(_says_something(path) for path in Path(self._temporary).rglob("*")):
             shutil.rmtree(self._temporary, ignore_errors=True)
         else:
             logger.info("the logs are in %s (--log-dir chooses another place)", self.directory)
@@ -197,6 +197,10 @@ def _of_rank(streams: Mapping[int, Std] | Std, local_rank: int) -> Std:
 
 def any_stream(streams: Mapping[int, Std] | Std) -> bool:
     return bool(streams) if isinstance(streams, Std) else any(streams.values())
+
+
+def _says_something(path: Path) -> bool:
+    return not path.name.startswith(".") and path.is_file() and path.stat().st_size > 0
 
 
 def _probe(directory: Path) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,11 @@ from string import Template
 
 from outlast.agent.output.disk import Disk, LogFile, open_log
 from outlast.agent.output.layout import DefaultLayout, Destinations, LogLayout, SpecsLayout, any_stream, not_writable
+from outlast.agent.output.marking import PERIOD, LogMarker
 from outlast.agent.output.tee import Console, ReplacedStream, Tee, open_pipe
 from outlast.agent.processes.workers import Streams
 from outlast.launch import Launch, Std
+from outlast.logs.directory import AttemptHeader
 from outlast.protocol.generations import Assignment
 
 logger = logging.getLogger("agent")
@@ -36,6 +39,7 @@ class OpenedFiles:
     destinations: Destinations
     ends: dict[tuple[Std, int], int] = field(default_factory=dict)  # by stream and local rank
     filtered: dict[Std, int] = field(default_factory=dict)
+    marker: LogMarker | None = None
 
     def close(self) -> None:
         """Close those that nobody has taken."""
@@ -54,13 +58,17 @@ class JobLogs:
     Raises `LogsNotWritable` when nothing can be written at all, and ValueError for unknown `--logs-specs`.
     """
 
-    def __init__(self, launch: Launch, *, stdout: int | None = None, stderr: int | None = None) -> None:
+    def __init__(self, launch: Launch, *, node: str = "", stdout: int | None = None, stderr: int | None = None) -> None:
         self._launch = launch
+        self._node = node
         self._outputs = {Std.OUT: stdout, Std.ERR: stderr}
         self._consoles: dict[Std, Console | ReplacedStream] = {}
         self._tees: list[Tee] = []
         self._filtered: dict[Std, LogFile] = {}
         self._disk: Disk | None = None
+        self.marker: LogMarker | None = None  # of the generation whose logs were opened last
+        self._marking: asyncio.TimerHandle | None = None
+        self._wall = time.time() - time.monotonic()  # once: times are as far apart as they were, whoever sets the clock
         self._layout: LogLayout
         if launch.logs.specs is None:
             self._layout = DefaultLayout(launch)
@@ -77,6 +85,16 @@ class JobLogs:
         """Whether the user wants files at all: else there are only those that workers may leave."""
         logs = self._launch.logs
         return bool(logs.log_dir or logs.specs or any_stream(logs.redirects) or any_stream(logs.tee))
+
+    @property
+    def readable(self) -> bool:
+        """Whether they are where `outlast.logs` finds them."""
+        return isinstance(self._layout, DefaultLayout) and self.to_files and self.directory != os.devnull
+
+    @property
+    def to_files(self) -> bool:
+        """Whether workers' output goes to files."""
+        return any_stream(self._launch.logs.redirects) or any_stream(self._launch.logs.tee)
 
     @property
     def disk(self) -> Disk:
@@ -98,6 +116,8 @@ class JobLogs:
         for stream, descriptor in files.filtered.items():
             self._filtered[stream] = LogFile(files.destinations.filtered(stream), descriptor, self.disk)
         files.filtered.clear()
+        self.marker = files.marker
+        self._mark()
         streams: list[Streams] = []
         try:
             for local_rank, environment in enumerate(environments):
@@ -125,6 +145,17 @@ class JobLogs:
         for filtered in self._filtered.values():
             filtered.close()
         self._filtered.clear()
+        if self._marking is not None and self.marker is not None:
+            self._marking.cancel()
+            self._marking = None
+            self.disk.do(self.marker.finish, self._wall + time.monotonic())
+
+    def _mark(self) -> None:
+        if self.marker is None:
+            return
+        if not self.disk.busy:
+            self.disk.do(self.marker.look, self._wall + time.monotonic())
+        self._marking = asyncio.get_running_loop().call_later(PERIOD, self._mark)
 
     async def shown(self) -> None:
         """Wait until console and files have all that workers have written: for as long as they take."""
@@ -169,10 +200,19 @@ class JobLogs:
                     path = places.teed(stream, local_rank) or places.path(stream, local_rank)
                     if path:
                         files.ends[stream, local_rank] = open_log(path)
+            files.marker = self._marked(assignment, files)
         except OSError:
             files.close()
             raise
         return files
+
+    def _marked(self, assignment: Assignment, files: OpenedFiles) -> LogMarker | None:
+        logs = [log for rank in {rank for _, rank in files.ends} for log in files.destinations.logs(rank)]
+        if not logs or not isinstance(self._layout, DefaultLayout):
+            return None
+        marker = LogMarker(assignment.generation, logs)
+        marker.introduce(AttemptHeader(self._node, assignment.first_rank))
+        return marker
 
     def _streams(self, files: OpenedFiles, assignment: Assignment, local_rank: int, error_file: str) -> Streams:
         prefix = self._prefix(assignment.first_rank + local_rank, local_rank)

@@ -31,6 +31,7 @@ from outlast.events.numbered import NumberedEvent
 from outlast.events.reasons import NodeLoss
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
+from outlast.protocol.logs import AskLogs, LogAnswer
 from outlast.protocol.membership import Join, Over, Refuse, Report
 from outlast.protocol.messages import FromAgent, ToCoordinator
 from outlast.protocol.observers import Detail, EventBatch, FollowEvents, ReadView
@@ -40,7 +41,7 @@ from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
 from outlast.protocol.views import JobView
 
-REQUESTS = (ReadView, FollowEvents)
+REQUESTS = (ReadView, FollowEvents, AskLogs)
 READ_ONLY = "this token may only observe: set the job's own OUTLAST_TOKEN"
 
 
@@ -80,7 +81,9 @@ class Coordinator(Generic[Connection]):
         self._wall = wall
         self._history = History(history)
         self._copying = EventCopying(self._history)
-        self.observers: Observers[Connection] = Observers(self._history, self.view, self._blank_batch)
+        self.observers: Observers[Connection] = Observers(
+            self._history, self.view, self._blank_batch, self._current.get, lambda: self.outcome is not None
+        )
         self._out: list[Command[Connection]] = []
 
     @property
@@ -216,6 +219,8 @@ class Coordinator(Generic[Connection]):
                 self._feed(Straggled(who, found), now)
         elif isinstance(message, Findings):
             self._feed(Found(node, message), now)
+        elif isinstance(message, LogAnswer):
+            self._out += self.observers.log_answered(node, message, now)
         else:
             assert not isinstance(message, Join | Ask)
             self._feed(Queried(node, message), now)
@@ -267,4 +272,6 @@ class Coordinator(Generic[Connection]):
     def _forget(self, node: str) -> Connection | None:
         self._liveness.forget(node)
         self._paces.pop(node, None)
-        return self._current.pop(node, None)
+        gone = self._current.pop(node, None)
+        self._out += self.observers.node_lost(node)
+        return gone

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from outlast.core.coordinator.commands import Break, Close, Connection, Write
 from outlast.core.coordinator.history import History
+from outlast.core.coordinator.log_relay import LogRelay
+from outlast.protocol.logs import AskLogs, LogAnswer, LogsTold
 from outlast.protocol.membership import Refuse
 from outlast.protocol.observers import AnswerKind, Detail, EventBatch, FollowEvents, FromObserver, ReadView, portions
 from outlast.protocol.views import JobView
@@ -37,14 +39,23 @@ class _Observer(msgspec.Struct):
 
 
 class Observers(Generic[Connection]):
-    """Those of one coordinator. `view`: makes a view of the job. `blank`: an answer without events."""
+    """Those of one coordinator. `view`: makes a view of the job. `blank`: an answer without events.
+
+    `node`: the connection of a node, if it is here. `over`: whether the job is.
+    """
 
     def __init__(
-        self, history: History, view: Callable[[Detail, float], JobView], blank: Callable[[float], EventBatch]
+        self,
+        history: History,
+        view: Callable[[Detail, float], JobView],
+        blank: Callable[[float], EventBatch],
+        node: Callable[[str], Connection | None],
+        over: Callable[[], bool],
     ) -> None:
         self._history = history
         self._view = view
         self._blank = blank
+        self._logs: LogRelay[Connection] = LogRelay(node, self._tell_logs, over)
         self._all: dict[Connection, _Observer] = {}
         self._views: dict[Detail, tuple[float, bytes]] = {}
         self._news_at: float | None = None  # when events that were gathered are told
@@ -74,6 +85,8 @@ class Observers(Generic[Connection]):
             self._drop(connection, "an observer asks for more than it reads")
         elif isinstance(request, ReadView):
             self._answer(connection, AnswerKind.VIEW, self._encoded_view(request.detail, now))
+        elif isinstance(request, AskLogs):
+            self._out += self._logs.ask(connection, request, now)
         else:
             observer.waiting = request
             blank = self._blank(now)
@@ -93,6 +106,7 @@ class Observers(Generic[Connection]):
         if self._due is None or now < self._due:
             return []
         self._out = []
+        self._logs.tick(now)
         news = self._news_at is not None and now >= self._news_at
         if news:
             self._news_at = None
@@ -110,7 +124,25 @@ class Observers(Generic[Connection]):
     def ended(self, connection: Connection) -> None:
         """Its connection is gone."""
         if self._all.pop(connection, None) is not None:
+            self._logs.ended(connection)
             self._reckon()
+
+    def log_answered(self, node: str, answer: LogAnswer, now: float) -> list[Delivery[Connection]]:
+        """A node has answered a question about its logs."""
+        self._out = []
+        self._logs.answered(node, answer, now)
+        self._reckon()
+        return self._out
+
+    def node_lost(self, node: str) -> list[Delivery[Connection]]:
+        """A node is gone, and will answer nothing."""
+        self._out = []
+        self._logs.lost(node)
+        self._reckon()
+        return self._out
+
+    def _tell_logs(self, connection: Connection, told: LogsTold) -> None:
+        self._answer(connection, AnswerKind.LOGS, msgspec.msgpack.encode(told))
 
     def _tell(self, connection: Connection, observer: _Observer, blank: EventBatch) -> None:
         request, observer.waiting = observer.waiting, None
@@ -125,6 +157,7 @@ class Observers(Generic[Connection]):
 
     def _drop(self, connection: Connection, why: str) -> None:
         del self._all[connection]
+        self._logs.ended(connection)
         self._out.append(Break(connection, why))
 
     def _encoded_view(self, detail: Detail, now: float) -> bytes:
@@ -138,4 +171,6 @@ class Observers(Generic[Connection]):
         times = [each.heard + (IDLE if each.waiting is None else BEAT) for each in self._all.values()]
         if self._news_at is not None and self._all:
             times.append(self._news_at)
+        if (logs := self._logs.deadline()) is not None:
+            times.append(logs)
         self._due = min(times, default=None)

@@ -115,9 +115,9 @@ def run_workers(
 
 
 def tree(directory: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(directory)): path.read_text() for path in sorted(directory.rglob("*")) if path.is_file()
-    }
+    """All files but those that say when lines were written, and by whom."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(directory)): path.read_text() for path in files}
 
 
 def test_redirected_streams_are_files_in_torchruns_layout(tmp_path: Path) -> None:
