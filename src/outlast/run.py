@@ -22,6 +22,7 @@ from outlast.agent.output.torchrun_events import announce
 from outlast.cli.request import parse
 from outlast.dashboard.beside import dashboard_beside
 from outlast.errors import JobFailed
+from outlast.progress.beside import progress_beside
 from outlast.protocol.membership import Over
 from outlast.verdict import verdict_of
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signals = [signal.SIGCHLD, *(signal.Signals[name] for name in launch.signals)]
     handlers = {number: signal.getsignal(number) for number in signals}  # the event loop does not put them back
     try:
-        with dashboard_beside(loaded.settings):
+        with dashboard_beside(loaded.settings), progress_beside(loaded.settings):
             over = asyncio.run(launch_node(launch, loaded.settings))
     except (OSError, CoordinatorUnreachable) as error:
         raise JobFailed(str(error)) from error

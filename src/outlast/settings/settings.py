@@ -199,6 +199,10 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     dashboard_port: Annotated[
         int, msgspec.Meta(ge=0, le=65535), _about("Port of that page, on this machine alone; 0: any that is free.")
     ] = 8380
+    progress: Annotated[
+        bool,
+        _about("On a terminal, keep the last row for a line with generation, step, pace and goodput."),
+    ] = True
     snapshot_linger: Annotated[
         Seconds,
         _about(

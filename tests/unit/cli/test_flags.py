@@ -93,6 +93,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-token-file", "--ft-token_file"),
         *("--ft-dashboard", "--dashboard"),
         *("--ft-dashboard-port", "--ft-dashboard_port"),
+        "--ft-progress",
         *("--ft-tie-break", "--ft-tie_break"),
         *("--ft-restart-grace", "--ft-restart_grace"),
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),

@@ -49,6 +49,7 @@ FORBIDDEN = {
     "coordinator": {"agent", "worker", "data", "cli"},
     "worker": {"agent", "coordinator", "core", "cli"},
     "dashboard": {"coordinator", "worker", "data", "cli", "checkpoint"},
+    "progress": {"coordinator", "worker", "data", "cli", "checkpoint", "dashboard"},
     "platforms": {"agent", "coordinator", "worker", "cli"},
     "providers": {"agent", "coordinator", "worker", "cli"},
     "checks": {"agent", "coordinator", "core", "cli"},

@@ -52,6 +52,7 @@ def test_the_defaults_are_decisions() -> None:
         "webhook": "",
         "dashboard": False,
         "dashboard_port": 8380,
+        "progress": True,
         "tie_break": "off",
         "restart_grace": 0.05,
         "planned_change_timeout": 20.0,
