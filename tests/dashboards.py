@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -19,6 +19,7 @@ from outlast.dashboard.server import PageSettings, listen, serve
 from outlast.events import events, reasons
 from outlast.events.numbered import NumberedEvent
 from outlast.observe import EventGap
+from outlast.protocol.logs import LogsTold
 from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Pace
 from outlast.protocol.requests import Answer
@@ -237,6 +238,9 @@ class SimulatedJob:
                 if isinstance(each.event, events.JobOver):
                     return
             await anyio.sleep(0.02)
+
+    async def ask_logs(self, questions: Mapping[str, bytes]) -> LogsTold:  # noqa: ARG002
+        raise CoordinatorUnreachable("a simulated job has no logs")
 
     async def drain(self, node: str) -> Answer:
         return self._asked("drain", node)

@@ -83,3 +83,21 @@ def test_the_page_beside_a_run_ends_with_it() -> None:
         os.kill(worker.pid, signal.SIGUSR1)
         assert job.wait() == 0
         assert not file.exists()
+
+
+def test_a_page_elsewhere_reads_a_ranks_log_through_its_node(tmp_path: Path) -> None:
+    port = free_port()
+    with ExitStack() as stack:
+        job = stack.enter_context(
+            node("a", port, "--nnodes=1:2", "--ft-last-call=0", "--tee=3", f"--log-dir={tmp_path}")
+        )
+        (worker,) = workers(job, 1, 0)
+        page = stack.enter_context(outlast("dashboard", f"--endpoint=127.0.0.1:{port}", "--port=0"))
+        url, token, _ = link(page)
+        while not (tail := httpx.get(f"{url}/api/log?rank=0", headers=token, timeout=PATIENCE).json())["text"]:
+            continue  # a line has a time within a quarter of a second
+        assert f"rank 0 of 1 started in generation 1: pid {worker.pid}" in tail["text"]
+        page.signal(signal.SIGTERM)
+        assert page.wait() == 0
+        os.kill(worker.pid, signal.SIGUSR1)
+        assert job.wait() == 0

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dashboards import SimulatedJob, serving
 from jobs import free_port, node, workers
 from outlast.events import events
+from outlast.logs.directory import HEADER, AttemptHeader
 from processes import Process, arguments, outlast
 
 playwright = pytest.importorskip("playwright.sync_api", reason="scripts/install-browser installs it")
@@ -120,6 +122,7 @@ def test_the_page_opens_fast_and_small_whatever_the_size_of_the_job(
 def test_what_ranks_print_is_shown_as_text(tmp_path: Path) -> None:
     place = tmp_path / "logs" / "job_abcdefgh" / "attempt_0" / "0"
     place.mkdir(parents=True)
+    (place.parent / HEADER).write_bytes(msgspec.json.encode(AttemptHeader("gpu-0001", first_rank=1)))
     (place / "stdout.log").write_text(f"\x1b[31mred\x1b[0m {HTML}\n" + "x" * 1_000_000 + f"\n\x1b]0;t\x07{HTML}\n")
     job = SimulatedJob()
     job.tell(events.NodeRefused(generation=5, node="x", why=f"\x1b[31m{HTML}\x1b[0m"))

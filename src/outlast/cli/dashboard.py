@@ -63,7 +63,9 @@ def _parser() -> Parser:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="Another name of this page.")
     parser.add_argument("--allow-actions", action="store_true", help="Let the page drain nodes, restart and stop.")
     parser.add_argument("--no-token", action="store_true", help="Let everybody on this machine read the page.")
-    parser.add_argument("--log-dir", default="", help="The job's --log-dir, to show logs; found on the job's nodes.")
+    parser.add_argument(
+        "--log-dir", default="", help="The job's --log-dir, for logs when the job is over; found on the job's nodes."
+    )
     parser.add_argument("--agent", type=int, default=0, help=argparse.SUPPRESS)  # the `outlast run` that started it
     return parser
 

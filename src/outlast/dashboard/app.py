@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,8 +17,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
-from outlast.dashboard import logs
 from outlast.dashboard.access import HEADERS, Access
+from outlast.dashboard.logs import NoRankLog, RankLogs
 from outlast.dashboard.source import JobSource
 from outlast.dashboard.stream import Browsers
 from outlast.observe import ObserverRefused
@@ -41,13 +40,11 @@ class ActionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Dashboard:
     """What the routes answer from. `source` None: the page is read-only."""
 
-    def __init__(
-        self, browsers: Browsers, access: Access, *, log_dir: Path | None = None, source: JobSource | None = None
-    ) -> None:
+    def __init__(self, browsers: Browsers, access: Access, *, logs: RankLogs, source: JobSource | None = None) -> None:
         self._browsers = browsers
         self._state = browsers.state
         self._access = access
-        self._log_dir = log_dir
+        self._logs = logs
         self._source = source
 
     def app(self) -> ASGIApp:
@@ -58,7 +55,6 @@ class Dashboard:
             Route("/api/stream", self._stream),
             Route("/api/about", self._about),
             Route("/api/rank", self._rank),
-            Route("/api/logs", self._logs),
             Route("/api/log", self._log),
             Route("/api/act", self._action, methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -75,24 +71,20 @@ class Dashboard:
         return self._browsers.response(request)
 
     async def _about(self, request: Request) -> Response:  # noqa: ARG002
-        return _json({"actions": ACTIONS if self._source else (), "logs": self._log_dir is not None})
+        return _json({"actions": ACTIONS if self._source else ()})
 
     async def _rank(self, request: Request) -> Response:
         known = self._state.rank(_number(request, "rank"))
         return _json(known) if known else PlainTextResponse("no such rank in this generation", 404)
 
-    async def _logs(self, request: Request) -> Response:
-        if self._log_dir is None:
-            return PlainTextResponse("start the page with --log-dir to read logs here", 404)
-        return _json(await anyio.to_thread.run_sync(logs.files, self._log_dir, _number(request, "local_rank")))
-
     async def _log(self, request: Request) -> Response:
+        rank = _number(request, "rank")
+        if (node := self._state.node_of(rank)) is None:
+            return PlainTextResponse("no such rank in this generation", 404)
         try:
-            if self._log_dir is None:
-                raise FileNotFoundError
-            return _json(await anyio.to_thread.run_sync(logs.tail, self._log_dir, request.query_params.get("file", "")))
-        except (OSError, ValueError):
-            return PlainTextResponse("no such log", 404)
+            return _json(await self._logs.tail(rank, node))
+        except NoRankLog as error:
+            return PlainTextResponse(str(error), 404)
 
     async def _action(self, request: Request) -> Response:
         if self._source is None:

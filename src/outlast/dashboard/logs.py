@@ -1,52 +1,87 @@
-"""The end of a rank's log, from a log directory on this machine (torchrun's layout, see `outlast.logdir`)."""
+"""The end of a rank's log: read through the rank's node as `outlast logs` does, or from a log directory."""
 
 from __future__ import annotations
 
-import os
+import asyncio
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import anyio.to_thread
 import msgspec
 
+from outlast.agent.coordinator_link.link import CoordinatorUnreachable
+from outlast.dashboard.source import JobSource
 from outlast.dashboard.text import shown
+from outlast.logs.directory import logs_below
+from outlast.observe import ObserverRefused
+from outlast.observe.log_sources import DirectoryLogSource
+from outlast.observe.logs import LogMerger, LogSource, MergedLine
+from outlast.protocol.logs import FindStreams, LogsTold
 
-TAIL = 64 << 10  # bytes: the end of a line of 100 MB is as good as any
-MOST_FILES = 64  # of one rank, the newest first
-
-
-class RankLog(msgspec.Struct, frozen=True):
-    """A log of one local rank; of which node, only its directory says."""
-
-    name: str  # below the log directory
-    size: int
-    changed: float
+LINES = 200  # of each stream
+TAIL = 64 << 10  # characters
 
 
 class RankLogTail(msgspec.Struct, frozen=True):
-    """The end of a log."""
+    """The end of what a rank has printed. `cut`: there is more before it."""
 
     text: str
-    size: int
-    cut: bool  # there is more before it
+    cut: bool
 
 
-def files(root: Path, local_rank: int) -> list[RankLog]:
-    """The logs of this local rank: of every node that writes here, and every attempt."""
-    found = []
-    for depth in ("", "*/", "*/*/"):
-        for path in root.glob(f"{depth}attempt_*/{local_rank}/std*.log"):
-            told = path.stat()
-            found.append(RankLog(str(path.relative_to(root)), told.st_size, told.st_mtime))
-    return sorted(found, key=lambda each: -each.changed)[:MOST_FILES]
+class NoRankLog(Exception):
+    """There is none; the message says why, in one line."""
 
 
-def tail(root: Path, name: str) -> RankLogTail:
-    """The end of one of these files. Raises FileNotFoundError for anything else."""
-    path = root / name
-    if path.name not in ("stdout.log", "stderr.log") or root.resolve() not in path.resolve().parents:
-        raise FileNotFoundError(name)
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL))
-        data = file.read(TAIL)
-    text = shown(data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
-    return RankLogTail(text, size, cut=size > TAIL)
+class RankLogs:
+    """`log_dir`: where logs are, if the job cannot be asked. One question at a time, however many browsers ask."""
+
+    def __init__(self, source: JobSource, log_dir: Path | None) -> None:
+        self._source = source
+        self._log_dir = log_dir
+        self._asking = asyncio.Lock()
+
+    async def tail(self, rank: int, node: str) -> RankLogTail:
+        """Of this rank, which is on this node. Raises `NoRankLog`."""
+        async with self._asking:
+            try:
+                return await rank_tail(_OneNode(self._source, node), rank)
+            except (CoordinatorUnreachable, ObserverRefused) as error:
+                if self._log_dir is None:
+                    raise NoRankLog(str(error)) from None
+                return await anyio.to_thread.run_sync(_from_directory, self._log_dir, rank)
+
+
+class _OneNode:
+    """The node that a rank is on."""
+
+    def __init__(self, source: JobSource, node: str) -> None:
+        self._source, self._node = source, node
+
+    async def nodes(self) -> Mapping[str, str]:
+        return {self._node: self._node}
+
+    async def ask_logs(self, questions: Mapping[str, bytes]) -> LogsTold:
+        return await self._source.ask_logs(questions)
+
+
+async def rank_tail(source: LogSource, rank: int) -> RankLogTail:
+    """The end of a rank's log, as text that is safe to show. Raises `NoRankLog`."""
+    merger = LogMerger(source, FindStreams(rank, lines=LINES))
+    text = "".join([_text(line) async for line in merger.lines()])
+    if not text and merger.problems:
+        raise NoRankLog(next(iter(merger.problems.values())))
+    return RankLogTail(text[-TAIL:], cut=len(text) > TAIL)
+
+
+def _from_directory(log_dir: Path, rank: int) -> RankLogTail:
+    try:
+        return asyncio.run(rank_tail(DirectoryLogSource(logs_below(log_dir)), rank))
+    except (OSError, ValueError) as error:
+        raise NoRankLog(str(error)) from None
+
+
+def _text(line: MergedLine) -> str:
+    when = time.strftime("%H:%M:%S", time.localtime(line.time))
+    return f"{when} {'err: ' if line.error else ''}{shown(line.text)}{' …' if line.cut else ''}\n"

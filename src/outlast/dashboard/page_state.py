@@ -158,6 +158,11 @@ class PageState:
         at = next((at for at, each in enumerate(reversed(self.rows)) if each.n <= number), len(self.rows))
         return False, self.rows[len(self.rows) - at :]
 
+    def node_of(self, rank: int) -> str | None:
+        """The node that a rank is on, by the name that is its own for one life of its agent."""
+        nodes = (each for each in self._nodes.values() if each.first_rank is not None)
+        return next((each.node for each in nodes if 0 <= rank - (each.first_rank or 0) < each.workers), None)
+
     def rank(self, number: int) -> dict[str, Any] | None:
         """All that is known of one rank."""
         for node in self._nodes.values():

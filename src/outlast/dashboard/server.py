@@ -14,6 +14,7 @@ import uvicorn
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.dashboard.access import Access
 from outlast.dashboard.app import Dashboard
+from outlast.dashboard.logs import RankLogs
 from outlast.dashboard.page_state import PageState
 from outlast.dashboard.source import JobSource
 from outlast.dashboard.stream import Browsers, PageChange
@@ -63,7 +64,7 @@ async def serve(
     state.seen(await source.view(Detail.RANKS))
     state.contact(True, time.time())
     asked = source if settings.actions else None
-    app = Dashboard(browsers, settings.access, log_dir=settings.log_dir, source=asked).app()
+    app = Dashboard(browsers, settings.access, logs=RankLogs(source, settings.log_dir), source=asked).app()
     config = uvicorn.Config(
         app,
         http="h11",

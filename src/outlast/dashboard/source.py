@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from outlast.events.numbered import NumberedEvent
 from outlast.observe import EventGap
+from outlast.protocol.logs import LogsTold
 from outlast.protocol.observers import Detail
 from outlast.protocol.requests import Answer
 from outlast.protocol.views import JobView
@@ -20,6 +21,9 @@ class JobSource(Protocol):
 
     def events(self, after: int, *, run: str) -> AsyncIterator[NumberedEvent | EventGap]:
         """Events after this number of this run, as they come; ends when the job is over."""
+
+    async def ask_logs(self, questions: Mapping[str, bytes]) -> LogsTold:
+        """What nodes answer about their logs."""
 
     async def drain(self, node: str) -> Answer:
         """Let this node leave the job."""

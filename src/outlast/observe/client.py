@@ -132,6 +132,7 @@ class Observer:
         self._tls = tls
         self._patience = patience
         self._lines: dict[type[FromObserver], _Line] = {}  # those that stay, by what is asked on them
+        self._turns: dict[type[FromObserver], asyncio.Lock] = {}  # one request at a time on each
 
     async def __aenter__(self) -> Observer:
         return self
@@ -159,18 +160,19 @@ class Observer:
 
     async def _request(self, request: FromObserver, decoder: msgspec.msgpack.Decoder[T]) -> T:
         kind = type(request)
-        for again in (True, False):
-            fresh = kind not in self._lines
-            line = self._lines[kind] = self._lines.get(kind) or await self._open()
-            try:
-                return decoder.decode(await line.request(request))
-            except _LineLost as lost:
-                self._lines.pop(kind, None)
-                await line.close()
-                if fresh or not again:
-                    raise CoordinatorUnreachable(self._broke(line, lost)) from None
-            except UNREADABLE:
-                raise CoordinatorUnreachable(self._broke(line, "its answer cannot be read")) from None
+        async with self._turns.setdefault(kind, asyncio.Lock()):
+            for again in (True, False):
+                fresh = kind not in self._lines
+                line = self._lines[kind] = self._lines.get(kind) or await self._open()
+                try:
+                    return decoder.decode(await line.request(request))
+                except _LineLost as lost:
+                    self._lines.pop(kind, None)
+                    await line.close()
+                    if fresh or not again:
+                        raise CoordinatorUnreachable(self._broke(line, lost)) from None
+                except UNREADABLE:
+                    raise CoordinatorUnreachable(self._broke(line, "its answer cannot be read")) from None
         raise AssertionError("one of two tries returns or raises")
 
     async def events(

@@ -85,7 +85,7 @@ def test_the_token_is_exchanged_for_a_cookie_that_opens_the_stream() -> None:
         wrong = browser.post("/api/session", headers={"authorization": "Bearer other", "origin": url})
         assert (wrong.status_code, wrong.text) == (401, "that is not the token of this page")
         assert browser.post("/api/session", headers={**TOKEN, "origin": url}).status_code == 204
-        assert browser.get("/api/about").json() == {"actions": [], "logs": False}
+        assert browser.get("/api/about").json() == {"actions": []}
 
 
 def test_a_stream_is_resumed_after_the_last_event_that_was_seen() -> None:
@@ -176,12 +176,17 @@ def test_a_rank_and_its_log_are_told_on_request(tmp_path: Path) -> None:
         assert browser.get("/api/rank?rank=2").json()["node"] == "gpu-0002"
         assert browser.get("/api/rank?rank=4").status_code == 404
         assert browser.get("/api/rank?rank=x").status_code == 404
-        [file] = browser.get("/api/logs?local_rank=0").json()
-        tail = browser.get("/api/log", params={"file": file["name"]})
-        assert tail.json()["text"] == "<script>alert(1)</script>\n"
+        tail = browser.get("/api/log?rank=0")
+        assert tail.json()["text"][8:] == " err: <script>alert(1)</script>\n"
         assert tail.headers["content-type"] == "application/json"
-        for name in ("../../etc/passwd", "/etc/passwd", "a\0b/stdout.log", ""):
-            assert browser.get("/api/log", params={"file": name}).status_code == 404
+        for rank in ("4", "-1", "../../etc/passwd", ""):
+            assert browser.get("/api/log", params={"rank": rank}).status_code == 404
+
+
+def test_where_there_are_no_logs_the_page_says_why() -> None:
+    with serving(SimulatedJob()) as url:
+        answer = get(f"{url}/api/log?rank=0")
+        assert (answer.status_code, answer.text) == (404, "a simulated job has no logs")
 
 
 def test_a_page_is_read_only_unless_it_is_told_otherwise() -> None:

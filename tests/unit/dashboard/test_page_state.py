@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from outlast.dashboard.ranks import nodes_frame, ordered, ranks_frame
 from outlast.dashboard.story import row
 from outlast.events import events, reasons
 from outlast.events.numbered import NumberedEvent
+from outlast.logs.directory import logs_below
 from outlast.observe import EventGap
+from outlast.observe.log_sources import DirectoryLogSource
 from outlast.protocol.views import JobView
 
 
@@ -213,23 +216,10 @@ def test_before_the_first_step_it_starts() -> None:
     assert headline(view_of(SimulatedJob()), trains=False).word == "starting"
 
 
-def test_logs_are_found_by_local_rank_and_only_their_end_is_read(tmp_path: Path) -> None:
+def test_of_a_log_the_end_is_shown_without_what_speaks_to_terminals(tmp_path: Path) -> None:
     place = tmp_path / "job_abcdefgh" / "attempt_1" / "3"
     place.mkdir(parents=True)
-    (place / "stdout.log").write_bytes(b"x" * 1_000_000 + b"\x1b[1mend\xff\x1b[0m\r\n")
-    (place / "error.json").write_text("{}")
-    assert [each.name for each in logs.files(tmp_path, 3)] == ["job_abcdefgh/attempt_1/3/stdout.log"]
-    assert logs.files(tmp_path, 2) == []
-    tail = logs.tail(tmp_path, "job_abcdefgh/attempt_1/3/stdout.log")
-    assert (tail.cut, tail.text[-6:], len(tail.text) <= logs.TAIL) == (True, "xend\ufffd\n", True)
-
-
-def test_no_other_file_is_read(tmp_path: Path) -> None:
-    root = tmp_path / "logs"
-    root.mkdir()
-    (tmp_path / "stdout.log").write_text("not below the log directory")
-    (root / "error.json").write_text("{}")
-    (root / "stdout.log").symlink_to(tmp_path / "stdout.log")
-    for name in ("../stdout.log", str(tmp_path / "stdout.log"), "error.json", "stdout.log", "", "missing/stdout.log"):
-        with pytest.raises(OSError):
-            logs.tail(root, name)
+    long = (b"x" * 3000 + b"\n") * 100
+    (place / "stdout.log").write_bytes(b"y" * 1_000_000 + b"\n" + long + b"\x1b[1mend\xff\x1b[0m\r\n")
+    tail = asyncio.run(logs.rank_tail(DirectoryLogSource(logs_below(tmp_path)), 3))
+    assert (tail.cut, tail.text[-6:], len(tail.text)) == (True, " end\ufffd\n", logs.TAIL)

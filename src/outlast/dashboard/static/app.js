@@ -5,7 +5,7 @@ import { addRows, allRows, showRow, startEvents, toggleFaults } from "./events.j
 import { showContact, showLedger as showGoodput, showLive, showNow, tick } from "./header.js";
 import { showLedger } from "./ledger.js";
 import { redrawPace, showLost, showPace, startPace } from "./pace.js";
-import { chooseRank, refreshRank, startRank } from "./rank.js";
+import { chooseRank, refreshRank } from "./rank.js";
 import { redrawMap, showMarked, showNodes, showRanks, startMap } from "./rankmap.js";
 import { follow } from "./stream.js";
 import { bounds, redrawTimeline, showStory, startTimeline } from "./timeline.js";
@@ -156,7 +156,6 @@ async function start() {
   } catch {
     return askForToken();
   }
-  startRank(about.logs);
   startActions(about.actions, () => job);
   follow(frames, { refused: askForToken, live: showLive });
   setInterval(() => {

@@ -1,24 +1,15 @@
 // One rank: how it gets on, and the end of its log. Asked for only while it is shown.
 import { $, ask, el, number, setText, span } from "./dom.js";
 
-let rank = null;
-let local = null;
-let logs = false;
-let size = -1;
-let listed = "";
+const EVERY = 2000; // ms between two looks at the log
 
-export function startRank(hasLogs) {
-  logs = hasLogs;
-  $("rank-file").addEventListener("change", () => {
-    size = -1;
-    readLog();
-  });
-}
+let rank = null;
+let read = 0;
+let reading = false;
 
 export async function chooseRank(which) {
   rank = which;
-  local = null;
-  size = -1;
+  read = 0;
   $("rank-none").hidden = true;
   $("rank-body").hidden = false;
   setText("rank-title", `Rank ${which}`);
@@ -54,37 +45,23 @@ function facts(about) {
     return [el("span", {}, name), el("div", {}, bar), el("span", { class: "muted" }, span(seconds))];
   });
   $("rank-sections").replaceChildren(...bars);
-  if (local !== about.local_rank) {
-    local = about.local_rank;
-    listFiles();
-  }
-}
-
-async function listFiles() {
-  if (!logs) return setText("rank-log", "Start the page with --log-dir to read logs here.");
-  const files = await ask(`api/logs?local_rank=${local}`);
-  const key = files.map((file) => file.name).join();
-  if (key !== listed) {
-    listed = key;
-    $("rank-file").replaceChildren(...files.map((file) => el("option", { value: file.name }, file.name)));
-  }
-  size = -1;
-  await readLog();
 }
 
 async function readLog() {
-  const file = $("rank-file").value;
-  if (!logs || local === null) return;
-  if (!file) return setText("rank-log", "This rank has no log in the log directory (--redirects or --tee write them).");
+  if (reading || Date.now() - read < EVERY) return;
+  const of = rank;
+  reading = true;
+  const box = $("rank-log");
   try {
-    const tail = await ask(`api/log?file=${encodeURIComponent(file)}`);
-    if (tail.size === size) return;
-    size = tail.size;
-    const box = $("rank-log");
+    const tail = await ask(`api/log?rank=${of}`);
+    if (of !== rank) return;
     const bottom = box.scrollHeight - box.scrollTop - box.clientHeight < 30;
     setText(box, `${tail.cut ? "…\n" : ""}${tail.text || "(empty)"}`);
     if (bottom) box.scrollTop = box.scrollHeight;
   } catch (error) {
-    setText("rank-log", error.message);
+    if (of === rank) setText(box, error.message);
+  } finally {
+    reading = false;
+    if (of === rank) read = Date.now();
   }
 }
