@@ -36,10 +36,12 @@ if TYPE_CHECKING:
         start_section,
         step,
     )
+    from outlast.worker.wrapper import CallWrapper, Wrapper
 
 __all__ = [
     "Accumulation",
     "BatchPlan",
+    "CallWrapper",
     "Checkpointer",
     "ElasticIterable",
     "ElasticLoader",
@@ -54,6 +56,7 @@ __all__ = [
     "PerRank",
     "Platform",
     "RanksMissing",
+    "Wrapper",
     "calibrate",
     "calibration",
     "control",
@@ -74,6 +77,7 @@ __all__ = [
 _ROOMS = {
     "Accumulation": "outlast.data.accumulation",
     "BatchPlan": "outlast.data.batch",
+    "CallWrapper": "outlast.worker.wrapper",
     "Checkpointer": "outlast.checkpoint.trainer.checkpointer",
     "ElasticIterable": "outlast.data.iterable",
     "ElasticLoader": "outlast.data.loader",
@@ -88,6 +92,7 @@ _ROOMS = {
     "PerRank": "outlast.checkpoint.trainer.per_rank",
     "Platform": "outlast.platforms.plugins",
     "RanksMissing": "outlast.worker.health",
+    "Wrapper": "outlast.worker.wrapper",
     "health_check": "outlast.worker.health",
     "restartable": "outlast.worker.restartable",
     "sample_generator": "outlast.data.seeds",
