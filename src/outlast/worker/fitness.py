@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from outlast.system import proc
 
@@ -19,24 +20,37 @@ RANK_KEEPERS = {"lightning_utilities.core.rank_zero": "RANK", "torchmetrics.util
 RANK_READERS = (*RANK_KEEPERS, "lightning.fabric.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 
 
-def unfit() -> str:
-    """What makes it so; "" if nothing does."""
-    if _threads() > 1:
+class Doubt(NamedTuple):
+    """One thing that makes a fork of this process worse than a new one."""
+
+    what: str  # which thread, process, file or variable
+    why: str
+    bound: bool = True  # to this process, not to its surroundings: it is as good as ever, if it is not forked
+
+
+def doubts(known: Collection[str] = ()) -> list[Doubt]:
+    """All that makes it so, but for what is known."""
+    threads = [each for each in _threads() if f"thread {each}" not in known]
+    if threads:
         # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-        if _threads() > 1:
-            return "it left a thread running"
-    if proc.children(os.getpid()):
-        return "it left a process running"
-    for _, target in proc.open_files(proc.SELF):
-        if target.startswith(DEVICES):
-            return f"it opened {target}"
+        threads = _threads()
+    found = [Doubt(f"thread {each}", "it left a thread running") for each in threads]
+    found += [Doubt(f"process {each}", "it left a process running") for each in proc.children(os.getpid())]
+    devices = {target for _, target in proc.open_files(proc.SELF) if target.startswith(DEVICES)}
+    found += [Doubt(each, f"it opened {each}") for each in sorted(devices)]
     if isinstance(os.environ, WatchedEnvironment) and os.environ.read:
-        return f"it reads {os.environ.read}, which differs from worker to worker"
-    return ""
+        variable = os.environ.read
+        found.append(Doubt(variable, f"it reads {variable}, which differs from worker to worker", bound=False))
+    return [doubt for doubt in found if doubt.what not in known]
+
+
+def unfit() -> str:
+    """What makes it so first; "" if nothing does."""
+    return next((doubt.why for doubt in doubts()), "")
 
 
 class WatchedEnvironment(os._Environ[str]):
@@ -90,9 +104,11 @@ def overshadowed(directory: str, usual: Collection[str]) -> str:
     return ""
 
 
-def _threads() -> int:
-    names = (proc.read(proc.SELF, f"task/{task}/comm") for task in proc.tasks(proc.SELF))
-    return sum(1 for name in names if name and name.strip() not in FORK_AWARE)
+def _threads() -> list[str]:
+    """All but the main one."""
+    others = [task for task in proc.tasks(proc.SELF) if task != str(os.getpid())]
+    names = {task: proc.read(proc.SELF, f"task/{task}/comm").strip() for task in others}
+    return [task for task, name in names.items() if name and name not in FORK_AWARE]
 
 
 def _asker() -> str:

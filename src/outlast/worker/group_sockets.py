@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TO_TELL = timedelta(seconds=10)  # for the other ranks to say where they listen; all of them have just met
 BACKENDS = {"gloo", "fake"}  # those that can be left
+NCCL = "nccl"
 
 Make = Callable[..., Any]
 
@@ -37,6 +38,7 @@ class GroupSockets:
 
     def __init__(self) -> None:
         self.active = False
+        self.aborts_nccl = False  # whether its groups are aborted, too
         self._listeners: set[SocketEnd] = set()
         self._making: dict[int, frozenset[str]] = {}  # by thread: the sockets that there were before
         self._lock = threading.Lock()
@@ -63,13 +65,19 @@ class GroupSockets:
         if self._unknown or self._module is None:
             return self._unknown
         for group in list(self._module._world.pg_map):
-            others = set(_backends(self._module, group)) - BACKENDS
+            others = (
+                {backend for _, backend in _by_device(self._module, group)}
+                - BACKENDS
+                - ({NCCL} if self.aborts_nccl else set())
+            )
             if others:
-                return f"collectives of {', '.join(sorted(others))} cannot be left"
+                hint = ", unless the function is restartable(nccl=True)" if others == {NCCL} else ""
+                return f"collectives of {', '.join(sorted(others))} cannot be left{hint}"
         return ""
 
     def cut(self) -> int:
         """End every connection of the groups and of their store; how many there were."""
+        self._abort_nccl()
         with self._lock:
             mine = [each for each in own_tcp_sockets() if self._is_ours(each)]
             if self._making:
@@ -77,6 +85,18 @@ class GroupSockets:
         for each in mine:
             shut_down(each)
         return len(mine)
+
+    def _abort_nccl(self) -> None:
+        """End the collectives of NCCL: their kernels return, and so does whoever waits for them.
+
+        It takes a second. A rank that is alone in its group waits for nobody.
+        """
+        if self._module is None or not self.aborts_nccl:
+            return
+        for group in list(self._module._world.pg_map):
+            for device, backend in _by_device(self._module, group):
+                if backend == NCCL and group.size() > 1:
+                    group._get_backend(device).abort()
 
     def _is_ours(self, each: TcpSocket) -> bool:
         if each.listens or each.remote is None:
@@ -130,9 +150,11 @@ class GroupSockets:
         _addresses(os.environ.get("MASTER_ADDR", ""))  # now: later a name server may be slow
 
 
-def _backends(module: ModuleType, group: Any) -> list[str]:
-    config = module._world.pg_backend_config.get(group, "")
-    return [part.partition(":")[2] for part in str(config).split(",") if ":" in part]
+def _by_device(module: ModuleType, group: Any) -> list[tuple[Any, str]]:
+    """The kinds of device that a group serves, and by which backend."""
+    config = str(module._world.pg_backend_config.get(group, ""))
+    pairs = [part.partition(":") for part in config.split(",") if ":" in part]
+    return [(module.torch.device(device), backend) for device, _, backend in pairs]
 
 
 def _store_port() -> int:

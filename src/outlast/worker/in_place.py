@@ -242,6 +242,9 @@ def _destroy_groups() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # raises what a kernel may have done to this process: then it is replaced
 
 
 def _clear(error: BaseException | None) -> None:

@@ -32,7 +32,11 @@ Hook = Callable[[], Any]
 def restartable(function: Function, /) -> Function: ...
 @overload
 def restartable(
-    *, cleanup: Hook | None = None, health_check: Hook | None = None, timeout: float | None = None
+    *,
+    cleanup: Hook | None = None,
+    health_check: Hook | None = None,
+    timeout: float | None = None,
+    nccl: bool = False,
 ) -> Callable[[Function], Function]: ...
 def restartable(
     function: Function | None = None,
@@ -41,6 +45,7 @@ def restartable(
     cleanup: Hook | None = None,
     health_check: Hook | None = None,
     timeout: float | None = None,
+    nccl: bool = False,
 ) -> Any:
     """Enter this function again, with the same arguments, in each new generation, and keep the process.
 
@@ -54,6 +59,8 @@ def restartable(
     (DDP, FSDP, device meshes, `outlast.Checkpointer`), are to be made inside. A collective that was cut off leaves its
     tensors in doubt, so the function has to restore its state when it is entered.
 
+    `nccl`: process groups of NCCL are aborted. Without it, a rank that has one is replaced by a new process.
+
     Without Outlast it is called once, and nothing else happens.
     """
     if timeout is not None and timeout <= 0:
@@ -65,6 +72,7 @@ def restartable(
             call = functools.partial(function, *args, **options)
             if GENERATION not in os.environ or group_sockets.active:  # without Outlast, or within another such function
                 return call()
+            group_sockets.aborts_nccl = nccl
             return _enter(call, cleanup, health_check, timeout)
 
         return enter  # type: ignore[return-value]

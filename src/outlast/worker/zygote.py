@@ -19,13 +19,15 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from outlast.system import prctl
-from outlast.worker import dump, last_words, lessons, step_hook, store
+from outlast.worker import dump, gpu_count, last_words, lessons, step_hook, store
 from outlast.worker.appearance import Appearance
 from outlast.worker.fitness import overshadowed, settle_ranks, unfit, unwatch_environment, watch_environment
+from outlast.worker.import_watch import ImportWatch, LeftOut
 
 MESSAGE = 64  # bytes: one word; what belongs to it lies in a file in memory
 DESCRIPTORS = 250  # the kernel's limit for one message is 253
@@ -75,7 +77,7 @@ def serve(link: socket.socket, beginning: Beginning) -> dict[str, Any] | None:
         if word == b"import":
             say(link, learn(link, **content))
         elif word == b"warm":
-            say(link, warm(content["device"]))
+            say(link, warm(**content))
         elif word == b"become":
             birth = become(link, content, list(descriptors[1:]), beginning)
             link.close()
@@ -101,21 +103,20 @@ def learn(link: socket.socket, modules: list[str], preload: list[str], beside: s
 
     Those of `preload` may be the user's own, and lie `beside` the script. Others are not looked for there.
     """
-    began, failed, doubt, culprit = time.monotonic(), {}, "", ""
-    for name in modules:
-        if name in sys.modules:
-            continue
-        say(link, {"importing": name})  # should this be the last word, it was this one that killed us
-        why = attempt(name, beside if name in preload else "")
-        if why:
-            failed[name] = why
-        doubt = unfit()
-        if doubt:
-            culprit = name
-            break
+    began, failed = time.monotonic(), {}
+    with ImportWatch() as watch, ExitStack() as stack:
+        stack.enter_context(gpu_count.foretold())  # torch may have been imported before
+        for name in modules:
+            if name in sys.modules:
+                continue
+            say(link, {"importing": name})  # should this be the last word, it was this one that killed us
+            if why := attempt(name, beside if name in preload else ""):
+                failed[name] = why
+            if name == "torch":
+                stack.enter_context(gpu_count.foretold())
     gc.collect()
     gc.freeze()  # objects that nobody touches stay shared with the workers
-    return {"doubt": doubt, "culprit": culprit, "failed": failed, "took": time.monotonic() - began}
+    return {"left_out": watch.left_out, "failed": failed, "took": time.monotonic() - began}
 
 
 def attempt(name: str, beside: str) -> str:
@@ -125,6 +126,8 @@ def attempt(name: str, beside: str) -> str:
         sys.path.insert(0, beside)
     try:
         importlib.import_module(name)
+    except LeftOut:
+        return ""
     except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a foreign module raises when it is imported)
         return f"{type(error).__name__}: {error}"[:200]
     finally:
@@ -150,8 +153,11 @@ def fork_all(
     return None
 
 
-def warm(device: int) -> dict[str, Any]:
-    """Make the context on a GPU, and have what a first step loads loaded. No fork of this process is any good then."""
+def warm(device: int, modules: list[str], compiler: bool) -> dict[str, Any]:
+    """Make the context on a GPU, and have what a first step loads loaded. No fork of this process is any good then.
+
+    So `modules` that a zygote has to leave out are imported now; and the `compiler` is used, if the workers do.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -169,6 +175,11 @@ def warm(device: int) -> dict[str, Any]:
             torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
             torch.distributed.all_reduce(torch.ones(1, device="cuda"))
             torch.distributed.destroy_process_group()
+        for name in modules:
+            attempt(name, "")
+        if compiler:
+            torch.compile(layer)(torch.randn(32, 64, device="cuda")).square().mean().backward()
+            torch.compiler.reset()
         torch.cuda.synchronize()
         del layer, optimizer
         gc.collect()

@@ -97,9 +97,12 @@ def test_collectives_of_other_backends_cannot_be_left(tmp_path: Path) -> None:
         sockets = watching()
         group = dist.new_group([0])
         dist.distributed_c10d._world.pg_backend_config[group] = "cpu:gloo,cuda:nccl"
-        return sockets.stuck()
+        why = sockets.stuck()
+        sockets.aborts_nccl = True
+        return f"{why}; {sockets.stuck()}"
 
-    assert on_ranks(1, body, tmp_path) == ["collectives of nccl cannot be left"]
+    (why,) = on_ranks(1, body, tmp_path)
+    assert why == "collectives of nccl cannot be left, unless the function is restartable(nccl=True); "
 
 
 def test_a_group_that_was_there_before_cannot_be_left(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from outlast.agent.warm_start.zygote_process import UnfitZygote, ZygoteProcess
 
@@ -34,8 +34,8 @@ class Spares:
         self._origin: ZygoteProcess | None = None  # the zygote of the newest
         self._failures = 0
 
-    def stock(self, zygote: ZygoteProcess) -> None:
-        """Have some of this zygote."""
+    def stock(self, zygote: ZygoteProcess, modules: Sequence[str] = (), *, compiler: bool = False) -> None:
+        """Have some of this zygote, which import `modules` and use the `compiler` on top."""
         if self._failures >= FAILURES or (self._origin is zygote and (self._coming or self._ready)):
             return
         self._end(list(self._coming))
@@ -45,7 +45,7 @@ class Spares:
                 spare = zygote.successor()
                 self._coming[spare] = False
                 self._loop.add_reader(spare.link, self._hear, spare)
-                spare.warm(device)
+                spare.warm({"device": device, "modules": list(modules), "compiler": compiler})
         except UnfitZygote as doubt:
             self._failed(str(doubt))
 

@@ -35,6 +35,7 @@ FIRST_LESSON = (
     "torch._dynamo",
     "numpy",
 )
+COMPILER = "torch._inductor.compile_fx"
 FAILURES = 8  # in a row, of zygotes that are unfit; more is not worth the trouble
 LULL = 2.0  # seconds after a lesson: workers also tell when they end, and then the next ones are due first
 HIGH = 128  # a number for the workers' socket that no script expects to be its next one
@@ -60,7 +61,7 @@ class Zygote:
         self._preload = list(preload)
         self._patience = patience
         self._lesson = dict.fromkeys((*FIRST_LESSON, *preload))  # in order, and each once
-        self._left_out: set[str] = set()  # modules, and all that is in them
+        self._left_out: dict[str, bool] = {}  # modules, and all that is in them; whether a spare may import them
         self._overshadowed = ""
         self._awake = False
         self._failures = 0
@@ -203,7 +204,8 @@ class Zygote:
     def _restock(self) -> None:
         self._restocking = None
         if self._spares is not None and self._serving is not None:
-            self._spares.stock(self._serving)
+            modules = [name for name in self._lesson if self._outer(name) and self._left_out[self._outer(name)]]
+            self._spares.stock(self._serving, modules, compiler=COMPILER in self._lesson)
 
     # -- lessons
 
@@ -233,7 +235,7 @@ class Zygote:
         self._learning = process
         new = list(self._lesson)[process.taught :]
         process.taught = len(self._lesson)
-        modules = [name for name in new if not any(f"{name}.".startswith(f"{out}.") for out in self._left_out)]
+        modules = [name for name in new if not self._outer(name)]
         self._loop.add_reader(process.link, self._hear, process)
         process.learn({"modules": modules, "preload": self._preload, "beside": _beside(self._command)})
 
@@ -267,11 +269,13 @@ class Zygote:
 
     def _examine(self, process: ZygoteProcess, message: dict[str, Any]) -> None:
         """It has learned: into service with it, if it is fit."""
-        if message["doubt"]:
-            self._leave_out(message["culprit"], message["doubt"])
+        for culprit in dict.fromkeys(map(tuple, message["left_out"].values())):
+            module, why, bound = culprit
+            others = [name for name, because in message["left_out"].items() if tuple(because) == culprit]
+            self._leave_out(module, why, others=others, spares=bound)
         for name, why in message["failed"].items():
             self._leave_out(name, why)
-        if message["doubt"]:
+        if message["left_out"]:
             self._discard(process)
             return
         former, self._serving, self._learning = self._serving, process, None
@@ -282,10 +286,17 @@ class Zygote:
         self._restock_later()
         self._prepare()
 
-    def _leave_out(self, module: str, why: str) -> None:
-        if module not in self._left_out:
-            self._left_out.add(module)
-            log.info("the zygote leaves out %s: %s", module, why)
+    def _leave_out(self, module: str, why: str, *, others: Sequence[str] = (), spares: bool = False) -> None:
+        """Do without this module, and the others that import it; `spares` may have them."""
+        new = [name for name in (module, *others) if name not in self._left_out]
+        self._left_out |= dict.fromkeys(new, spares)
+        importers = len(set(new) - {module})
+        if new:
+            log.info("the zygote leaves out %s%s: %s", module, f" and {importers} importers" if importers else "", why)
+
+    def _outer(self, module: str) -> str:
+        """The module that is left out because of which this one is; "" if it is not."""
+        return next((out for out in self._left_out if f"{module}.".startswith(f"{out}.")), "")
 
     def _tell_overshadowed(self, name: str) -> None:
         if name and name != self._overshadowed:

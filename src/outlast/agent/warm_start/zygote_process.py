@@ -77,10 +77,10 @@ class ZygoteProcess:
         with suppress(BrokenPipeError):  # that it has ended is heard next
             _ask(self.link, b"import", lesson, [])
 
-    def warm(self, device: int) -> None:
+    def warm(self, how: Mapping[str, object]) -> None:
         """Have it use a GPU, after which it can become a worker, and do nothing else: it answers later, see `hear`."""
         with suppress(BrokenPipeError):  # that it has ended is heard next
-            _ask(self.link, b"warm", {"device": device}, [])
+            _ask(self.link, b"warm", how, [])
 
     def become(self, births: Mapping[str, object], news: int, streams: Sequence[int]) -> dict[str, Any]:
         """Have it become the one worker of these births: the answer is as that of `fork`. Raises `UnfitZygote`."""
