@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
-from outlast.core.job.view import JobView
+from outlast.protocol.views import JobView
 from outlast.events.numbered import NumberedEvent
 from outlast.ledger.summary import ledger, summarize
 from outlast.observe import Observer, ObserverRefused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast.core.job.view import JobView
+from outlast.protocol.views import JobView
 from outlast.events.phrases import count
 from outlast.observe.status import pace
 
