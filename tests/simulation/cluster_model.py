@@ -117,6 +117,8 @@ class Cluster:
         if kind == "pods":
             return self._pod_call(request, name)
         body = copied(request.body) or {}
+        if kind == "events":
+            return ApiReply(201, body)
         if kind == "secrets":
             taken, self.secret = self.secret, True
             return ApiReply(409 if taken else 201, body)
@@ -129,6 +131,8 @@ class Cluster:
     def _job_call(self, request: ApiRequest, parts: list[str]) -> ApiReply:
         if self.job is None:
             return ApiReply(404)
+        if request.method == "GET":
+            return ApiReply(200, copied(self.job))
         assert request.body is not None
         if request.method == "DELETE":
             self.job = None
@@ -166,8 +170,8 @@ class Cluster:
         if request.method == "GET":
             return ApiReply(200, copied(pod))
         assert request.method == "DELETE"
-        wanted = (request.body or {}).get("preconditions", {}).get("uid")
-        if wanted is not None and wanted != pod["metadata"]["uid"]:
+        wanted = (request.body or {}).get("preconditions", {})
+        if any(pod["metadata"][key] != value for key, value in wanted.items()):
             return ApiReply(409)
         self._check_deletion(pod)
         self.delete(name)
@@ -179,8 +183,8 @@ class Cluster:
             return ApiReply(403, {"message": f'pods "{name}" is forbidden: exceeded quota: q'})
         if name in self.pods:
             return ApiReply(409)
-        if self.job is not None and self.job["status"].get("phase") in ("Succeeded", "Failed"):
-            self.violations.append(f"{name} was created after the job's end")
+        if self.alone and self.job is not None and self.job["status"].get("phase") in ("Succeeded", "Failed"):
+            self.violations.append(f"{name} was created after the job's end")  # by two: it must go again
         self.uids += 1
         pod["metadata"] |= {"uid": f"uid-{self.uids}"}
         pod["status"] = {"phase": "Pending"}
@@ -299,7 +303,7 @@ class Cluster:
             container.joined = False
             # Of a pod that was deleted by force there may be another of its name, which the coordinator tells apart.
             others = [each for each in self.containers.values() if each.pod == container.pod and each is not container]
-            if not any(each.running for each in others):
+            if not any(each.joined for each in others):
                 self.agents.discard(container.pod)
                 self.gone[container.pod] = GoneAgent(self.now, silent)
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "replay": "run a journal of a coordinator through its decisions once more",
     "checkpoints": "list, verify, show and prune the checkpoints of a directory",
     "config": "print the effective settings and where each comes from",
-    "k8s": "jobs on Kubernetes: operator, manifests, render, convert",
+    "k8s": "jobs on Kubernetes: install, submit, operator, manifests, render, convert",
     "token": "print a fresh secret for OUTLAST_TOKEN",
 }
 USAGE = "usage: outlast COMMAND …\n\n" + "".join(f"  {name:11} {what}\n" for name, what in COMMANDS.items())

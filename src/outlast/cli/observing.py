@@ -34,6 +34,7 @@ def parser(name: str, description: str) -> Parser:
         help="Any node of the job, with the port of its --rdzv-endpoint; not needed on its own nodes.",
     )
     made.add_argument("--slurm", default="", metavar="JOB", help="The id of a Slurm job that `outlast submit` started.")
+    made.add_argument("--k8s", default="", metavar="[NAMESPACE/]JOB", help="An ElasticJob on Kubernetes.")
     add_settings(made)
     return made
 
@@ -42,6 +43,10 @@ def found(args: argparse.Namespace) -> FoundJob:
     """The job that the flags mean. Raises ValueError, in one line."""
     if args.slurm:
         return _in_slurm(args.slurm, settings_of(args))
+    if args.k8s:
+        from outlast.k8s.finding import found_in_cluster  # Kubernetes is an extra
+
+        return found_in_cluster(args.k8s, settings_of(args))
     endpoint = endpoint_of("--endpoint", args.endpoint) if args.endpoint else None
     return locate(settings_of(args), job=args.job, endpoint=endpoint)
 

@@ -47,7 +47,8 @@ class ApiClient:
     async def send(self, request: ApiRequest) -> ApiReply:
         """One request; status 0 if there was no answer."""
         content = None if request.body is None else json.dumps(request.body).encode()
-        headers = {"Content-Type": PATCH if request.method == "PATCH" else "application/json"}
+        kind = request.content or (PATCH if request.method == "PATCH" else "application/json")
+        headers = {"Content-Type": kind}
         try:
             answer = await self._http.request(request.method, request.path, content=content, headers=headers)
         except self._errors as error:

@@ -15,6 +15,7 @@ import msgspec
 
 from outlast.k8s import rendering
 from outlast.k8s.exclusions import mark_of
+from outlast.k8s.notices import manifest, notices
 from outlast.k8s.observed import NODE_MARK, TAINT, Raw, Refusal
 from outlast.k8s.plan import (
     Action,
@@ -41,6 +42,7 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
     body: dict[str, Any] | None = None
+    content: str = ""  # type of the body; empty: JSON, or a strategic merge for PATCH
 
 
 class ApiReply(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ class ExecutionResult(msgspec.Struct, frozen=True):
     """What came of a plan."""
 
     again: bool = False  # reconcile again soon: what was seen is old, or a request failed
-    job: Raw | None = None  # as it is now, if its status was written
+    job: Raw | None = None  # as it is now, if its status was written or read
     created: dict[int, str] = {}  # by slot: names of pods that exist now, whoever created them
     refused: dict[int, Refusal] = {}
     problems: tuple[str, ...] = ()
@@ -72,7 +74,7 @@ Execution = Generator[ApiRequest, ApiReply, ExecutionResult]
 
 
 def carry_out(plan: Plan, job: Raw, seen: JobObservation, *, token: str, now: float) -> Execution:
-    """First the status, if it differs and nobody else has changed the job; then the actions."""
+    """First the status, if it differs and nobody else has changed the job; then the actions, and events."""
     for name in plan.gone:
         reply = yield ApiRequest(method="GET", path=_core(seen.job, "pods", name))
         if reply.status != NOT_FOUND:
@@ -85,7 +87,24 @@ def carry_out(plan: Plan, job: Raw, seen: JobObservation, *, token: str, now: fl
             problems = () if expected else (f"the status cannot be written: {reply.message}",)
             return ExecutionResult(again=reply.status != NOT_FOUND, problems=problems)
         written = reply.body
-    return (yield from _act(plan, written, seen, token, now))
+    elif any(isinstance(action, CreatePod) for action in plan.actions):
+        # What was seen may be older than a write of ours whose reply was lost: a pod that was replaced would come back.
+        meta = job["metadata"]
+        reply = yield ApiRequest(method="GET", path=job_path(meta["namespace"], meta["name"]))
+        if reply.status != OK or reply.body["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+            return ExecutionResult(again=True, job=reply.body if reply.status == OK else None)
+    result = yield from _act(plan, written, seen, token, now)
+    if written is not None:
+        yield from _tell(plan, written, seen, now)
+    return result
+
+
+def _tell(plan: Plan, written: Raw, seen: JobObservation, now: float) -> Generator[ApiRequest, ApiReply, None]:
+    """Events are for people: one that is lost, or refused, changes nothing."""
+    version = written["metadata"]["resourceVersion"]
+    for number, notice in enumerate(notices(seen.status, plan.status)):
+        body = manifest(seen.job, version, number, notice, now)
+        yield ApiRequest(method="POST", path=_core(seen.job, "events"), body=body)
 
 
 def _act(plan: Plan, written: Raw | None, seen: JobObservation, token: str, now: float) -> Execution:
@@ -128,7 +147,9 @@ def request_of(action: Action, seen: JobObservation, token: str) -> ApiRequest:
         body = rendering.pod(job, seen.spec, action.order, seen.service_ip)
         return ApiRequest(method="POST", path=_core(job, "pods"), body=body)
     if isinstance(action, DeletePod):
-        return ApiRequest(method="DELETE", path=_core(job, "pods", action.name), body=_precondition(action.uid))
+        return ApiRequest(
+            method="DELETE", path=_core(job, "pods", action.name), body=_precondition(action.uid, action.version)
+        )
     if isinstance(action, EnsureSecret):
         return ApiRequest(method="POST", path=_core(job, "secrets"), body=rendering.secret(job, token))
     if isinstance(action, EnsureService):
@@ -168,8 +189,9 @@ def _core(job: JobIdentity, kind: str, name: str = "") -> str:
     return f"{path}/{quote(name)}" if name else path
 
 
-def _precondition(uid: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+def _precondition(uid: str, version: str = "") -> dict[str, Any]:
+    wanted = {"uid": uid} | ({"resourceVersion": version} if version else {})
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": wanted}
 
 
 def _refusal(reply: ApiReply, before: Refusal | None, now: float) -> Refusal:

@@ -23,6 +23,7 @@ LIFE_LABEL = f"{GROUP}/life"
 MAIN_ANNOTATION = f"{GROUP}/main-container"
 NODE_MARK = f"{GROUP}/excluded-by"  # annotation of a node that this operator has tainted or cordoned: by which job
 TAINT = f"{GROUP}/faulty"
+AVOIDS_ANNOTATION = f"{GROUP}/avoids"  # of a pod: nodes that it may not run on, by the operator's will
 
 NOT_ITS_FAULT = frozenset({"Evicted", "Preempting", "Shutdown", "NodeShutdown", "Terminated", "NodeLost"})
 
@@ -52,6 +53,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     disrupted: str = ""  # why the platform ended it, if it did
     waiting: str = ""  # why it does not run yet, in the platform's words
     memory: str = ""  # limit of its main container
+    avoids: frozenset[str] = frozenset()
+    version: str = ""
 
     @property
     def ended(self) -> bool:
@@ -141,6 +144,8 @@ def pod_facts(raw: Raw) -> PodFacts | None:
         disrupted=_disruption(status),
         waiting=_waiting(status, state),
         memory=str(main.get("resources", {}).get("limits", {}).get("memory", "")),
+        version=meta.get("resourceVersion", ""),
+        avoids=frozenset(filter(None, (meta.get("annotations") or {}).get(AVOIDS_ANNOTATION, "").split(","))),
     )
 
 

@@ -50,6 +50,7 @@ class DeletePod(msgspec.Struct, frozen=True):
     name: str
     uid: str
     why: str
+    version: str = ""  # only if it is still as it was seen
 
 
 class MarkNode(msgspec.Struct, frozen=True):

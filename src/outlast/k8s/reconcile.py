@@ -158,6 +158,9 @@ class PlanDraft:
                 self._delete(pod, "the job is suspended" if spec.suspend else "fewer pods are wanted")
         elif end is not None:
             self._replace(spec, number, pod, end)
+        elif pod.avoids - self._avoided() and not (pod.node or pod.deleting):
+            why = "it waits for room, and avoids a node that is well again"
+            self.actions.append(DeletePod(pod.name, pod.uid, why, pod.version))
         elif self.seen.word is not None:
             self._heed(spec, pod, self.seen.word)
 
@@ -252,15 +255,22 @@ class PlanDraft:
             slot=number,
             life=slot.life,
             memory=slot.memory,
-            avoid=tuple(sorted({each.name for each in exclusions.active(self.excluded, self.now)} | self._cut_off())),
+            avoid=tuple(sorted(self._avoided(self.seen.word))),
             peers=peers,
             host=number == 0 and (not peers or self.seen.status.generation == 0),
         )
 
-    def _cut_off(self) -> set[str]:
-        """Nodes on which a pod lingers that was replaced: their kubelets are silent, and a new pod would wait there."""
-        before = (pod for pod in self.seen.pods if pod.life < self.slots.get(pod.slot, WorkerSlot()).life)
-        return {pod.node for pod in before if pod.deleting and not pod.ended and pod.node}
+    def _avoided(self, word: CoordinatorWord | None = None) -> set[str]:
+        """Nodes that are excluded, and those on which a pod lingers that was replaced; with a word: as it fell silent.
+
+        The kubelet there is likely cut off, too: a new pod would wait for it.
+        """
+        before = [pod for pod in self.seen.pods if pod.life < self.slots.get(pod.slot, WorkerSlot()).life]
+        lingering = {pod.name: pod.node for pod in before if pod.deleting and not pod.ended and pod.node}
+        if word is not None:
+            silent = {name for name, agent in word.gone.items() if agent.silent}
+            lingering = {name: node for name, node in lingering.items() if name in silent}
+        return {each.name for each in exclusions.active(self.excluded, self.now)} | set(lingering.values())
 
     def _may_create(self, number: int) -> bool:
         slot, refusal = self.slots[number], self.seen.refusals.get(number)

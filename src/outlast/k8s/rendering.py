@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from outlast.k8s.observed import (
+    AVOIDS_ANNOTATION,
     JOB_LABEL,
     LIFE_LABEL,
     MAIN_ANNOTATION,
@@ -134,6 +135,7 @@ def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str
     pod_spec.setdefault("terminationGracePeriodSeconds", seconds_of(spec.drain.grace_period))
     _tolerate(pod_spec)
     if order.avoid:
+        annotations[AVOIDS_ANNOTATION] = ",".join(order.avoid)
         _avoid(pod_spec, order.avoid)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 import json
 import re
+import signal
 import sys
-import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kubelets import IMAGE, python_volumes
+from kubelets import IMAGE, bridge, nodes, python_volumes
 from test_elasticjob_resource import job
 
-from control_plane import ControlPlane, until
+from control_plane import ControlPlane, control_plane, until
 from outlast.k8s.execution import job_path
-from processes import Process
+from outlast.k8s.manifests import installation
+from processes import Process, outlast
 
 NAMESPACE = "jobs"
 SCRIPT = """
@@ -24,6 +27,35 @@ while not pathlib.Path(__file__).with_name("finish").exists():
     print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} trains", flush=True)
     time.sleep(0.2)
 """
+
+
+def install(plane: ControlPlane, manifests: Iterable[dict[str, Any]]) -> None:
+    for manifest in manifests:
+        plane.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+    until(lambda: plane.kubectl("get", "ej", check=False).returncode == 0, "the resource")
+
+
+@contextmanager
+def nodes_with_rights(place: Path, number: int) -> Iterator[ControlPlane]:
+    """Nodes that run pods, and the operator's rights in the namespace of jobs."""
+    with bridge() as address, control_plane(place, address) as plane, nodes(plane, place, number):
+        plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        install(plane, (each for each in installation(NAMESPACE, "x", nodes=True) if each["kind"] != "Deployment"))
+        yield plane
+
+
+@contextmanager
+def with_operator(plane: ControlPlane, place: Path) -> Iterator[Cluster]:
+    """An operator beside the cluster, with the rights that its account has in it and no others."""
+    found = Cluster(plane, place)
+    kubeconfig = found.kubeconfig_of_the_operator()
+    with outlast("k8s", "operator", f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", "--nodes") as operator:
+        operator.wait_for("leads")
+        found.operator = operator
+        yield found
+        found.clean()
+        operator.signal(signal.SIGTERM)
+        assert operator.wait() == 0
 
 
 class Cluster:
@@ -99,8 +131,8 @@ class Cluster:
 
     def clean(self) -> None:
         """Delete all jobs, and wait for the end of their pods."""
-        self.kubectl("delete", "ej", "--all")
-        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", check=False)
+        self.kubectl("delete", "ej,jobs", "--all", "--wait=false")
+        self.kubectl("delete", "pods", "--all", "--grace-period=1", "--wait=false")
         until(lambda: not self.kubectl("get", "pods", "-o", "name"), "the end of all pods")
 
 
@@ -164,9 +196,3 @@ class Job:
         (self.folder / "finish").touch()
         self.until_phase("Succeeded")
         assert not any(slot.get("failures") for slot in self.status()["slots"].values())
-
-
-def seconds_until(condition: Any, what: str) -> float:
-    began = time.monotonic()
-    until(condition, what)
-    return time.monotonic() - began

@@ -213,3 +213,26 @@ def test_a_dry_run_of_what_is_rendered_passes(plane: ControlPlane, tmp_path: Any
     text = "\n".join(rendered.lines).replace("uid: UID", "uid: 00000000-0000-0000-0000-000000000000")
     done = plane.kubectl("apply", "--dry-run=server", "-f", "-", given=text, check=False)
     assert done.stdout.count("(server dry run)") == 4, done.stderr
+
+
+def test_install_and_submit_check_and_then_apply(plane: ControlPlane, tmp_path: Any) -> None:
+    Namespace(plane, "installed")
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(job("sent", worker={"replicas": 2})))
+    reach = f"--kubeconfig={plane.kubeconfig}"
+    for flags, done in ((["--dry-run"], "(dry run)"), ([], "created"), ([], "applied")):
+        with outlast("k8s", "install", reach, "--namespace=installed", "--nodes", *flags) as install:
+            assert install.wait() == 0, install.output
+        assert f"Deployment outlast-operator: {'created ' if flags else ''}{done}" in install.output
+        with outlast("k8s", "submit", file, reach, "--namespace=installed", *flags) as submit:
+            assert submit.wait() == 0, submit.output
+        assert done in submit.output
+        found = plane.call("GET", job_path("installed", "sent"))[0]
+        assert found == (404 if flags else 200)
+    file.write_text(json.dumps(job("bad", elasticPolicy={"minReplicas": 3, "maxReplicas": 2})))
+    with outlast("k8s", "submit", file, reach) as submit:
+        assert submit.wait() == 1
+    assert "minReplicas 3 is more than maxReplicas 2" in submit.output
+    with outlast("status", "--k8s=installed/none", env={"KUBECONFIG": str(plane.kubeconfig)}) as status:
+        assert status.wait() == 1
+    assert "no ElasticJob 'none' runs in namespace 'installed'" in status.output

@@ -152,6 +152,21 @@ def test_a_pod_that_hangs_in_terminating_is_replaced_when_the_coordinator_has_fe
     assert [each.order.avoid for each in plan.actions if isinstance(each, CreatePod)] == [("node-0",)]
 
 
+def test_a_pod_that_left_in_order_leaves_its_node_to_its_replacement() -> None:
+    left = CoordinatorWord(at=NOW, gone={"mnist-worker-0-0": GoneAgent(NOW - 1)})
+    plan = reconcile(seen(spec_of(), deleting(0), pod(1), word=left), NOW)
+    assert [each.order.avoid for each in plan.actions if isinstance(each, CreatePod)] == [()]
+
+
+def test_a_pod_that_waits_for_room_and_avoids_a_node_that_is_well_again_is_created_anew() -> None:
+    waiting = pod(0, 1, phase="Pending", node="", avoids=frozenset({"node-0"}))
+    status = slots(WorkerSlot(life=1), WorkerSlot())
+    assert deleted(reconcile(seen(spec_of(), deleting(0), waiting, pod(1), status=status), NOW)) == []
+    assert deleted(reconcile(seen(spec_of(), waiting, pod(1), status=status), NOW)) == ["mnist-worker-0-1"]
+    placed = replace(waiting, node="node-2")
+    assert deleted(reconcile(seen(spec_of(), placed, pod(1), status=status), NOW)) == []
+
+
 def test_a_pod_whose_agent_fell_silent_is_deleted_at_once_and_one_whose_agent_ended_is_waited_for() -> None:
     silent = CoordinatorWord(at=NOW, gone={"mnist-worker-0-0": GoneAgent(NOW - 1, silent=True)})
     plan = reconcile(seen(spec_of(), pod(0), pod(1), word=silent), NOW)
