@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from test_elasticjob_resource import job
 from control_plane import ControlPlane, control_plane, until
 from outlast.k8s.execution import job_path
 from outlast.k8s.manifests import installation
+from outlast.system.prctl import die_with
 from processes import Process, outlast
 
 NAMESPACE = "jobs"
@@ -49,7 +52,8 @@ def with_operator(plane: ControlPlane, place: Path) -> Iterator[Cluster]:
     """An operator beside the cluster, with the rights that its account has in it and no others."""
     found = Cluster(plane, place)
     kubeconfig = found.kubeconfig_of_the_operator()
-    with outlast("k8s", "operator", f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", "--nodes") as operator:
+    flags = (f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", "--nodes")
+    with outlast("k8s", "operator", *flags, preexec_fn=partial(die_with, os.getpid())) as operator:
         operator.wait_for("leads")
         found.operator = operator
         yield found
