@@ -1,6 +1,7 @@
 """A node of a Slurm allocation is lost: how long until training goes on, with Outlast and with Slurm alone.
 
     python benchmarks/slurm.py [--repeat 3]
+    python benchmarks/slurm.py --relay      how long nobody trains while a successor job takes over
 
 A real Slurm on hosts of its own (network namespaces), as root; scripts/install-slurm installs it. Both run the same
 script on the same cluster in one run. Slurm alone: a batch job with `srun`, which Slurm requeues when it has noticed
@@ -11,17 +12,19 @@ so the ratio is a lower bound.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "platforms")]
 
 import machine  # noqa: E402
-from slurm_cluster import SlurmCluster, slurm  # noqa: E402
+from slurm_cluster import BatchJob, SlurmCluster, slurm  # noqa: E402
 
 TICKS = """
 import os, time
@@ -55,10 +58,52 @@ def slurm_alone(cluster: SlurmCluster, script: Path, how: str) -> float:
     return float(found[1]) - at
 
 
+STEPS = """
+import itertools, sys, time
+import torch, torch.distributed as dist
+import outlast
+dist.init_process_group("gloo")
+checkpointer = outlast.Checkpointer(sys.argv[1], every=1000000)
+state = {"weights": torch.zeros(1000)}
+for step in itertools.count(checkpointer.restore(state) + 1):
+    time.sleep(0.05)
+    dist.all_reduce(state["weights"])
+    if dist.get_rank() == 0:
+        print(f"step {step} {time.time():.3f}", flush=True)
+    checkpointer.save(step, state)
+"""
+
+
+def relay(cluster: SlurmCluster, place: Path) -> tuple[float, int]:
+    """The longest time between two steps while a successor takes over, and how many were lost or doubled."""
+    (place / "steps.py").write_text(STEPS)
+    out = place / f"relay-{len(list(place.glob('relay-*')))}.log"
+    out.touch()
+    slurm_part = {"relay": True, "relay_lead": 600, "options": [f"--output={out}", "--exclusive"]}
+    job = {"name": "relay", "run": "steps.py", "args": [f"{out}.checkpoints"], "nodes": 2, "slurm": slurm_part}
+    file = place / "relay.json"
+    file.write_text(json.dumps({**job, "resources": {"time": "1:00:00"}, "settings": {"node_timeout": 15}}))
+    said = cluster.ask(sys.executable, "-m", "outlast", "submit", file, "--on=slurm")
+    first = BatchJob(cluster, said.split()[-1], out)
+    successor = first.wait_for(r"job (\d+) takes over from")[1]
+    first.wait_for(r"^step 20 ")
+    cluster.ask("scontrol", "update", f"jobid={successor}", "starttime=now")
+    first.wait_for(rf"takes over from job {first.number}")
+    last = int(first.wait_for(r"^step (\d+) ")[1])
+    first.wait_for(rf"^step {last + 40} ")
+    steps = [
+        (int(line.split()[1]), float(line.split()[2])) for line in first.output.splitlines() if line[:5] == "step "
+    ]
+    numbers = [number for number, _ in steps]
+    wrong = sum(number != at for at, number in enumerate(numbers, 1))
+    return max(after - before for (_, before), (_, after) in pairwise(steps)), wrong
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--repeat", type=int, default=3)
     options.add_argument("--how", choices=["kill", "cut"], nargs="+", default=["kill", "cut"])
+    options.add_argument("--relay", action="store_true", help="measure the relay, and nothing else")
     args = options.parse_args()
     repeat = args.repeat
     machine.move_in()
@@ -66,6 +111,12 @@ def main() -> None:
     script = place / "ticks.py"
     script.write_text(TICKS)
     with slurm(place, 4) as cluster:
+        for _ in range(repeat if args.relay else 0):
+            gap, wrong = relay(cluster, place)
+            print(f"relay: longest time between two steps {gap:.2f} s, steps lost or doubled: {wrong}", flush=True)
+            cluster.clean()
+        if args.relay:
+            return
         for how in args.how:
             for name, measure in (("outlast", with_outlast), ("slurm alone", slurm_alone)):
                 took = []

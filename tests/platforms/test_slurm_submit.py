@@ -81,6 +81,7 @@ def test_status_is_shown_on_the_login_node_and_scancel_leaves_nothing(cluster: S
     started(job, 1, 3)
     shown = cluster.ask(python(), "-m", "outlast", "status", f"--slurm={job.number}")
     assert "3 here of 3" in shown
+    assert "nothing has failed" in cluster.ask(python(), "-m", "outlast", "why", f"--slurm={job.number}")
     cluster.ask("scancel", job.number)
     assert job.wait() == "CANCELLED"
     cluster.clean()
@@ -127,6 +128,56 @@ def test_nodes_of_a_second_job_join_and_no_step_is_lost(cluster: SlurmCluster, t
     assert steps == list(range(1, steps[-1] + 1))
 
 
+def test_a_successor_takes_over_before_the_time_limit_and_no_step_is_lost(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    enough = tmp_path / "enough"
+    args = [str(tmp_path / "checkpoints"), "--kind=fsdp", "--every=1000000", "--until", str(enough)]
+    job = submit(
+        cluster,
+        tmp_path,
+        "--relay",
+        run=str(TRAIN),
+        args=args,
+        nodes=2,
+        settings={"node_timeout": 15},  # so that a busy machine is no lost node
+        resources={"time": "1:00:00"},
+        slurm={"relay_lead": 600, "relay_warm": 1},
+    )
+    number = job.wait_for(r"job (\d+) takes over from")[1]
+    job.wait_for("trained 3 on 2")
+    successor = BatchJob(cluster, number, job.out)
+    assert successor.facts()["JobState"] == "PENDING"
+    cluster.ask("scontrol", "update", f"jobid={number}", "starttime=now")  # instead of 50 minutes
+    step = int(job.wait_for(r"all ranks have saved step (\d+)")[1])
+    job.wait_for(rf"trained {step + 1} on 2")  # on the nodes of the successor
+    job.wait_for(f"job {number} goes on", anywhere=True)
+    job.wait_for(f"takes over from job {job.number}", anywhere=True)
+    assert job.wait() == "COMPLETED", job.output
+    job.wait_for(r"term 2: took over generation \d+, 2 nodes", anywhere=True)  # and nobody was restarted
+    assert "2 here of 2" in cluster.ask(python(), "-m", "outlast", "status", f"--slurm={number}")
+    enough.touch()
+    assert successor.wait() == "COMPLETED", job.output
+    steps = sorted(int(number) for number in re.findall(r"trained (\d+) on \d", job.output))
+    assert steps == list(range(1, steps[-1] + 1))
+    assert not list((cluster.home / ".outlast" / "slurm").iterdir())
+    assert not cluster.ask("squeue", "-h", "-o", "%i").strip()  # and no successor of the successor
+
+
+def test_scale_submits_nodes_that_join_and_gives_them_back(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, run=str(WAITS), nodes="1:3", settings={"last_call": 0}, slurm={"nodes": 1})
+    started(job, 1, 1)
+    scale = (python(), "-m", "outlast", "scale", f"--slurm={job.number}")
+    said = cluster.ask(*scale, "2")
+    (number,) = re.findall(r"submitted Slurm job (\d+)", said)
+    assert "submitted" not in cluster.ask(*scale, "2")  # it is on its way
+    job.wait_for(r"rank 1 of 2 started in generation \d+:", anywhere=True)
+    assert "drains" in cluster.ask(*scale, "1")
+    job.wait_for(r"rank 0 of 1 started in generation [3-9]:", anywhere=True)
+    assert BatchJob(cluster, number, job.out).wait() == "COMPLETED", job.output
+    assert job.facts()["JobState"] == "RUNNING"
+
+
 def test_slurm_gives_notice_and_a_node_that_was_excluded_is_left_out_of_the_next_start(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -140,13 +191,75 @@ def test_slurm_gives_notice_and_a_node_that_was_excluded_is_left_out_of_the_next
         nodes="1:2",
         settings={"last_call": 1},
         resources={"time": "0:01:00"},
-        slurm={"notice": 20},
+        slurm={"notice": 20, "drain_bad_nodes": True},
     )
     job.wait_for("excluded|not used again", anywhere=True)
     job.wait_for("the time limit is near")
     job.wait_for("requeued: told to leave in time")
     job.wait_for("rank 1 of 2 waits")
     assert job.facts()["ExcNodeList"] == "host-2"
+    assert cluster.state(cluster.nodes[1]).startswith("dr")  # and Slurm gives it to nobody else
+
+
+def test_a_node_that_slurm_drains_is_left_and_a_spare_takes_its_place(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, run=str(WAITS), nodes=2, spares=1, slurm={"poll": 1})
+    started(job, 1, 2)
+    trains = re.search(r"generation 1: 2 nodes, 2 ranks \(([\w-]+), ([\w-]+)\)", job.output)
+    assert trains
+    cluster.ask("scontrol", "update", f"nodename={trains[2]}", "state=drain", "reason=test")
+    job.wait_for(f"Slurm drains {trains[2]}: the job goes on without it")
+    started(job, 2, 2)
+    job.wait_for(f"node {trains[2]} was drained", anywhere=True)
+
+
+def test_a_job_that_cannot_begin_is_not_requeued(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, run="missing.py", nodes=2)
+    assert job.wait() == "FAILED", job.output
+    assert "no script" in job.output
+    assert job.facts()["Restarts"] == "0"
+
+
+def test_a_job_that_failed_is_requeued_only_if_it_has_made_progress(cluster: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    job = submit(cluster, tmp_path, run="fails.py", args=[str(tmp_path / "saved")], max_restarts=0)
+    job.wait_for("requeued: it failed, but got from step 0 to 3")
+    job.wait_for("not requeued: it failed, and made no progress since its start")
+    assert job.wait() == "FAILED", job.output
+    assert job.facts()["Restarts"] == "1"
+
+
+FAILS = """
+import sys
+import torch, outlast
+checkpointer, state = outlast.Checkpointer(sys.argv[1]), {"weights": torch.zeros(1)}
+for step in range(checkpointer.restore(state) + 1, 4):
+    outlast.step(step)
+    checkpointer.save(step, state, durable=True)
+checkpointer.wait()
+raise RuntimeError("as ever after step 3")
+"""
+
+
+def test_of_an_array_one_element_alone_is_requeued(cluster: SlurmCluster, tmp_path: Path) -> None:
+    out = tmp_path / "array-%a.log"
+    options = {"options": [f"--output={out}", "--exclusive", "--array=0-1"]}
+    number = submit(cluster, tmp_path, run=str(WAITS), slurm=options).number
+    one, other = (BatchJob(cluster, f"{number}_{each}", tmp_path / f"array-{each}.log") for each in (0, 1))
+    started(one, 1, 1)
+    started(other, 1, 1)
+    cluster.ask("scancel", "--signal=USR1", "--batch", one.number)
+    one.wait_for("requeued: told to leave in time")
+    one.wait_for("rank 0 of 1 started in generation 1:")
+    assert (one.facts()["Restarts"], other.facts()["Restarts"]) == ("1", "0")
+
+
+def test_a_heterogeneous_job_is_refused_in_one_line(cluster: SlurmCluster, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps({"name": "j", "run": str(WAITS), "directory": str(tmp_path)}))
+    script = tmp_path / "job.sh"
+    script.write_text(cluster.ask(python(), "-m", "outlast", "submit", file, "--on=slurm", "--dry-run"))
+    job = cluster.sbatch("--nodes=1", ":", "--nodes=1", script)
+    job.wait_for("heterogeneous jobs are not supported: submit one job of one kind of node")
 
 
 BLAMES = """

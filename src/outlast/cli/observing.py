@@ -56,9 +56,14 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return with_token(load(given_settings(args), os.environ, args.ft_cfg_path)).settings
 
 
+def slurm_state(job: str) -> Path:
+    """Where the batch script of a Slurm job keeps its state, in the home directory; of a relay, its first job's."""
+    return (Path.home() / ".outlast" / "slurm" / job).resolve()
+
+
 def _in_slurm(job: str, settings: Settings) -> FoundJob:
     """A job by what its batch script has left in the home directory, which login and compute nodes share."""
-    state = Path.home() / ".outlast" / "slurm" / job
+    state = slurm_state(job)
     try:
         lines = (state / "places").read_text().split()
     except OSError:

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import sys
 from collections.abc import Sequence
 
 from outlast.cli import asking, observing
+from outlast.observe import FoundJob, Observer
+from outlast.providers.slurm_growth import added_nodes, cancel_jobs, growth, submit_nodes
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask for it; nodes that are not used stay as spares."""
+    """Ask for it; nodes that are not used stay as spares. On Slurm, submit what is missing."""
     parser = observing.parser("scale", "Sets how many nodes of --nnodes=MIN:MAX a job uses; the others stay as spares.")
-    parser.add_argument("nodes", type=int, help="From MIN to MAX.")
+    parser.add_argument("nodes", type=int, help="From MIN to MAX; with --slurm, nodes are submitted and given back.")
     args = parser.parse(argv)
+    if args.slurm:
+        return observing.run("scale", args, lambda job: _on_slurm(args, job))
     return asking.run("scale", args, lambda observer: observer.scale(args.nodes))
+
+
+async def _on_slurm(args: argparse.Namespace, job: FoundJob) -> int:
+    async with job.observer() as observer:
+        answer = await observer.scale(args.nodes)
+        if not answer.done:
+            print(f"outlast scale: error: {answer.text}", file=sys.stderr)
+            return observing.FAILED
+        print(answer.text)
+        await _adjust(args.slurm, args.nodes, observer)
+    return 0
+
+
+async def _adjust(job: str, wanted: int, observer: Observer) -> None:
+    """Submit the nodes that are missing, or give back those that were added."""
+    state = observing.slurm_state(job)
+    job = state.name
+    view = await observer.view("nodes")
+    here = [node.name for node in view.nodes if node.connected and not node.leaving]
+    todo = growth(wanted, here, await asyncio.to_thread(added_nodes, job))
+    for number in await asyncio.to_thread(submit_nodes, job, state, todo.submit):
+        print(f"submitted Slurm job {number}: one more node, which joins when it has started")
+    if todo.cancel:
+        await asyncio.to_thread(cancel_jobs, todo.cancel)
+        print(f"cancelled the Slurm jobs of nodes that had not come yet: {', '.join(todo.cancel)}")
+    for node in todo.drain:
+        print((await observer.drain(node)).text)

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from outlast.cli.flags import Parser
 from outlast.jobs.loading import BadJobFile, read
-from outlast.jobs.spec import PLATFORMS
+from outlast.jobs.spec import PLATFORMS, JobSpec
 from outlast.providers.local import LocalProvider, free_port
 from outlast.providers.provider import JobProvider
 from outlast.providers.slurm import SlurmProvider
@@ -27,6 +29,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--dry-run", "--dry_run", action="store_true", help="Print what would be submitted, and submit nothing."
     )
+    parser.add_argument(
+        "--relay", action="store_true", help="Slurm: submit a successor that takes over before the time limit."
+    )
     parser.add_argument("--join", default="", metavar="JOB", help="Slurm: add nodes to this running job.")
     parser.add_argument("--nodes", type=int, default=None, help="With --join: how many nodes; 1.")
     args = parser.parse(argv)
@@ -34,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         if args.on is not None and args.on not in PLATFORMS:
             hint = nearest(args.on, PLATFORMS, otherwise=f"; there are: {', '.join(PLATFORMS)}")
             raise ValueError(f"--on={args.on}: no such platform{hint}")
-        spec = read(args.file)
+        spec = _with_relay(args, read(args.file))
         provider = _provider(args.on or spec.on, *_joining(args, args.on or spec.on))
         request = provider.plan(spec)
         if args.dry_run:
@@ -50,6 +55,14 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"outlast submit: error: {error}", file=sys.stderr)
         return 1
+
+
+def _with_relay(args: argparse.Namespace, spec: JobSpec) -> JobSpec:
+    if not args.relay:
+        return spec
+    if (args.on or spec.on) != "slurm" or args.join:
+        raise ValueError("--relay is for jobs on Slurm, and not for nodes that join one")
+    return replace(spec, slurm=replace(spec.slurm, relay=True))
 
 
 def _joining(args: argparse.Namespace, platform: str) -> tuple[str, int]:

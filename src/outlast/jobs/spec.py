@@ -65,6 +65,31 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         _field("Seconds before the time limit at which all ranks save.", "a whole number, 1 to 3600", ge=1, le=3600),
     ] = 180
+    relay: Annotated[
+        bool, _field("Submit a successor that takes over before the time limit, without a gap.", "true or false")
+    ] = False
+    relay_lead: Annotated[
+        int,
+        _field(
+            "With relay: seconds before the time limit at which the successor may start.",
+            "a whole number, 10 to 604800",
+            ge=10,
+            le=604800,
+        ),
+    ] = 3600
+    relay_warm: Annotated[
+        int,
+        _field(
+            "With relay: seconds for the successor's nodes to import what training imports, before they take over.",
+            "a whole number, 0 to 3600",
+            ge=0,
+            le=3600,
+        ),
+    ] = 30
+    poll: Annotated[
+        int,
+        _field("Seconds between two looks whether Slurm drains nodes.", "a whole number, 1 to 3600", ge=1, le=3600),
+    ] = 30
     requeue: Annotated[bool, _field("Put the job back into the queue when a retry can help.", "true or false")] = True
     drain_bad_nodes: Annotated[
         bool,

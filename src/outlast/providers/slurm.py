@@ -17,6 +17,7 @@ import msgspec
 from outlast.jobs.command import run_arguments
 from outlast.jobs.spec import JobSpec
 from outlast.providers.provider import JobProvider
+from outlast.providers.slurm_growth import comment_of
 
 # Ignored by whoever does not ask for it: Slurm sends signals to every process of a step, and workers must not end.
 DRAIN = "URG"
@@ -48,6 +49,8 @@ class SlurmProvider(JobProvider[SlurmRequest]):
         """The batch script of this job."""
         if "\n" in "".join((*spec.slurm.options, spec.slurm.partition, spec.slurm.account)):
             raise ValueError("slurm.options, partition and account must be one line each")
+        if spec.slurm.relay and spec.training_nodes == 1:
+            raise ValueError("a relay needs nodes: 2 or more; a job of one node is requeued at its time limit")
         body = (files("outlast.providers") / "slurm_batch.sh").read_text(encoding="utf-8")
         lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in self._options(spec))]
         lines += [f"# Made by `outlast submit` for the job {spec.name}: docs/slurm.md explains it.", ""]
@@ -75,12 +78,14 @@ class SlurmProvider(JobProvider[SlurmRequest]):
         place = len(command) - len(spec.args) - 1  # before the script: where the body puts the flags of each node
         base = shlex.quote(spec.slurm.directory) if spec.slurm.directory else '"$HOME/.outlast/slurm"'
         yield f"base={base}"
-        yield f"join={shlex.quote(self._join)}"
+        if self._join:
+            yield f"set -- {shlex.quote(self._join)} join"
         yield f"before=({shlex.join(command[:place])})"
         yield f"after=({shlex.join(command[place:])})"
         yield f"srun_options=({shlex.join(spec.slurm.srun)})"
-        yield f"requeue={int(spec.slurm.requeue)}"
+        yield f"requeue={int(spec.slurm.requeue)} least={spec.least_nodes} poll={spec.slurm.poll}"
         yield f"drain_bad_nodes={int(spec.slurm.drain_bad_nodes)}"
+        yield f"relay={int(spec.slurm.relay)} relay_lead={spec.slurm.relay_lead} relay_warm={spec.slurm.relay_warm}"
 
     def _options(self, spec: JobSpec) -> Iterator[str]:
         need, slurm = spec.resources, spec.slurm
@@ -101,4 +106,7 @@ class SlurmProvider(JobProvider[SlurmRequest]):
             "account": slurm.account,
         }
         yield from (f"--{name}={value}" for name, value in values.items() if value)
+        if self._join:
+            yield f"--comment={comment_of(self._join)}"
+            yield "--exclusive"  # else the nodes that join could be those of the job itself
         yield from slurm.options

@@ -35,7 +35,13 @@ def test_what_the_file_asks_for_is_in_the_script() -> None:
 
 def test_nodes_that_join_ask_for_no_more_than_themselves() -> None:
     lines = SlurmProvider("outlast", join="12", more=2).plan(SPEC).text().splitlines()
-    assert {"#SBATCH --nodes=2", "#SBATCH --no-requeue", "join=12"} <= set(lines)
+    assert {"#SBATCH --nodes=2", "#SBATCH --no-requeue", "#SBATCH --exclusive", "set -- 12 join"} <= set(lines)
+
+
+def test_a_relay_of_a_job_of_one_node_is_refused() -> None:
+    spec = JobSpec(name="j", run="r", slurm=SlurmOptions(relay=True))
+    with pytest.raises(ValueError, match="a relay needs nodes: 2 or more"):
+        SlurmProvider("outlast").plan(spec)
 
 
 def test_the_script_is_valid_shell() -> None:
