@@ -127,7 +127,7 @@ class LogMerger:
         await self._look_around()
         last, again, looks = False, False, 0
         while True:
-            await self._read(again=again, last=last)
+            await self._read(again=again, last=last, follow=follow)
             again = False
             for line in self._ready(follow and not last):
                 yield line
@@ -163,7 +163,7 @@ class LogMerger:
         self._readings = {key: each for key, each in self._readings.items() if each.lines or not each.closed}
         return ready
 
-    async def _read(self, *, again: bool, last: bool) -> None:
+    async def _read(self, *, again: bool, last: bool, follow: bool) -> None:
         """Read on wherever nothing is left to show. `again`: also where there was no more when last looked; `last`:
         and where something is left to show, too, for there will be no other time."""
         wanting: dict[str, list[_StreamReading]] = {}
@@ -172,7 +172,7 @@ class LogMerger:
                 reading.end = False
                 wanting.setdefault(reading.node, []).append(reading)
         asked = {node: readings[:STREAMS] for node, readings in wanting.items()}
-        questions = {node: ReadStreams(tuple(each.place for each in all_of)) for node, all_of in asked.items()}
+        questions = {node: ReadStreams(tuple(each.place for each in all_of), follow) for node, all_of in asked.items()}
         answers, silent = await self._ask(questions)
         for node, readings in asked.items():
             told = _answer.decode(answers[node]) if node in answers else None

@@ -50,9 +50,10 @@ class FindStreams(msgspec.Struct, frozen=True, array_like=True, tag="find"):
 
 
 class ReadStreams(msgspec.Struct, frozen=True, array_like=True, tag="read"):
-    """What follows these places? The answer is `StreamsRead`."""
+    """What follows these places? The answer is `StreamsRead`. `follow`: more questions will come, to the job's end."""
 
     places: Annotated[tuple[StreamPlace, ...], msgspec.Meta(max_length=STREAMS)]
+    follow: bool = False
 
 
 class FoundStream(msgspec.Struct, frozen=True, array_like=True):

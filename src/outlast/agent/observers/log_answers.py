@@ -19,7 +19,7 @@ from outlast.protocol.logs import FindStreams, LogAnswer, LogQuestion, ReadStrea
 NO_FILES = "its workers write to the console alone: start the job with --tee=3 or --redirects=3 to have logs"
 OTHER_LAYOUT = "they are where --logs-specs or --log-dir puts them, and cannot be read from here"
 MOST_WAITING = 8  # questions
-FOLLOWED = 5.0  # seconds after a question for which somebody counts as following
+FOLLOWED = 5.0  # seconds after a question for which who asked it counts as following
 LAST_LOOK = 3.0  # seconds for those to read the last lines, when the job is over
 
 _question = msgspec.msgpack.Decoder(FindStreams | ReadStreams)
@@ -34,12 +34,11 @@ class LogAnswers:
         self._loop = asyncio.get_running_loop()
         self._disk: Disk | None = None
         self._waiting = 0
-        self._asked_at = float("-inf")
+        self._followed_at = float("-inf")
         self._ending: asyncio.Future[None] | None = None
 
     def asked(self, question: LogQuestion) -> None:
         """Somebody wants to know."""
-        self._asked_at = self._loop.time()
         if self._disk is None:
             self._disk = Disk()
         if self._waiting < MOST_WAITING:
@@ -49,7 +48,7 @@ class LogAnswers:
 
     async def close(self) -> None:
         """The job is over here: whoever follows may read the last lines, for a short while."""
-        if self._loop.time() - self._asked_at < FOLLOWED and self._logs.readable:
+        if self._loop.time() - self._followed_at < FOLLOWED and self._logs.readable:
             self._ending = self._loop.create_future()
             await asyncio.wait({self._ending}, timeout=LAST_LOOK)
         if self._disk is not None:
@@ -58,6 +57,8 @@ class LogAnswers:
     def _answer(self, data: bytes) -> StreamsFound | StreamsRead:
         """In the thread."""
         asked = _question.decode(data)
+        if isinstance(asked, ReadStreams) and asked.follow:
+            self._followed_at = self._loop.time()
         if not self._logs.readable:
             return StreamsFound(problem=OTHER_LAYOUT if self._logs.to_files else NO_FILES)
         marker = self._logs.marker
