@@ -106,13 +106,14 @@ class Nodes:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        self.endpoint = f"127.0.0.1:{port}"
         self._flags = [
             "--nnodes=1:2" if fault in ("drain", "node lost") else "--nnodes=2",
             "--nproc-per-node=1",
             "--max-restarts=3",
             "--rdzv-backend=c10d",
             "--rdzv-id=ledger",
-            f"--rdzv-endpoint=127.0.0.1:{port}",
+            f"--rdzv-endpoint={self.endpoint}",
             "--ft-use-infra-group-rank=false",
             "--ft-last-call=2",
             "--ft-rank-heartbeat-timeout=8",
@@ -145,6 +146,14 @@ class Nodes:
         return _await(
             lambda: [s for s in self.stamps("steps") if s[1] == step and s[0] > after], lambda found: len(found) >= 2
         )
+
+    def await_training(self, after: float) -> None:
+        """Until the generation after a fault has made a step on every node, and the coordinator has heard of it."""
+        _await(
+            lambda: [(each["time"], 0, 0) for each in self.events() if each["event"] == "training began"],  # type: ignore[misc]
+            lambda found: len(found) >= 2,
+        )
+        assert [each for each in self.stamps("steps") if each[0] > after]
 
     def events(self) -> list[dict[str, object]]:
         path = self.folder / "events.jsonl"

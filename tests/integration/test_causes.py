@@ -16,12 +16,37 @@ import pytest
 
 from jobs import SCRIPTS, errors, free_port, job
 from jobs import node as start_node
+from outlast.ledger.summary import ledger, summarize
+from outlast.observe.faults import why_paragraph
+from outlast.reports.sources import recorded
 from outlast.verdict import Verdict
 from processes import Process
 
 FAULTS = SCRIPTS / "faults.py"
 NO_REQUEUE = 93
 CGROUP = Path("/sys/fs/cgroup/memory")
+# Each with how often it is tried, of up to two restarts: once where nothing can help, twice where nothing should.
+CAUSES = [
+    ("missing_module", "import-error", 2),
+    ("missing_file", "missing-file", 2),
+    ("raises", "exception", 3),
+    ("too_many_files", "open-files", 3),
+    ("no_memory", "allocation-failed", 3),
+    ("segfault", "segfault", 3),
+    ("bus_error", "bus-error", 3),
+    ("port_in_use", "port-in-use", 3),
+    ("unknown_host", "name-resolution", 3),
+    ("nan_loss", "nan-loss", 3),
+    ("corrupt", "corrupt-data", 3),
+    ("stale", "stale-file-handle", 3),
+    ("ends_itself SIGKILL", "killed", 3),  # and not a word of memory
+    ("ends_itself SIGTERM", "preempted", 3),
+    ("ends_itself SIGABRT", "aborted", 3),
+    ("ends_itself SIGILL", "illegal-instruction", 2),
+    ("ends_itself SIGFPE", "arithmetic-error", 3),
+    ("leaves 14", "node-fault", 2),
+    ("leaves 3", "unknown", 3),
+]
 
 
 def fail(
@@ -29,6 +54,7 @@ def fail(
 ) -> Process:
     """Run a job to its bitter end."""
     logs = (f"--log-dir={place / 'logs'}", "--redirects=3", f"--ft-verdict={place / 'verdict.json'}")
+    logs += (f"--ft-events={place / 'events.jsonl'}",)
     with job("--ft-warm-start=false", *logs, *flags, script=script, args=args, **options) as process:
         assert process.wait(120) == code, process.output
     return process
@@ -36,6 +62,12 @@ def fail(
 
 def verdict(place: Path) -> Verdict:
     return msgspec.json.decode((place / "verdict.json").read_bytes(), type=Verdict)
+
+
+def why(place: Path) -> str:
+    """What `outlast why` says of the job's last fault."""
+    told, _ = recorded([place / "events.jsonl"])
+    return why_paragraph(told.events, summarize(ledger(told.events)))
 
 
 @pytest.fixture
@@ -58,31 +90,7 @@ def tiny(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     unmount()
 
 
-# Each with how often it is tried, of up to two restarts: once where nothing can help, twice where nothing should.
-@pytest.mark.parametrize(
-    ("kind", "cause", "generations"),
-    [
-        ("missing_module", "import-error", 2),
-        ("missing_file", "missing-file", 2),
-        ("raises", "exception", 3),
-        ("too_many_files", "open-files", 3),
-        ("no_memory", "allocation-failed", 3),
-        ("segfault", "segfault", 3),
-        ("bus_error", "bus-error", 3),
-        ("port_in_use", "port-in-use", 3),
-        ("unknown_host", "name-resolution", 3),
-        ("nan_loss", "nan-loss", 3),
-        ("corrupt", "corrupt-data", 3),
-        ("stale", "stale-file-handle", 3),
-        ("ends_itself SIGKILL", "killed", 3),  # and not a word of memory
-        ("ends_itself SIGTERM", "preempted", 3),
-        ("ends_itself SIGABRT", "aborted", 3),
-        ("ends_itself SIGILL", "illegal-instruction", 2),
-        ("ends_itself SIGFPE", "arithmetic-error", 3),
-        ("leaves 14", "node-fault", 2),
-        ("leaves 3", "unknown", 3),
-    ],
-)
+@pytest.mark.parametrize(("kind", "cause", "generations"), CAUSES)
 def test_the_cause_is_named_and_tried_as_often_as_it_is_worth(
     kind: str, cause: str, generations: int, tmp_path: Path
 ) -> None:
@@ -94,6 +102,8 @@ def test_the_cause_is_named_and_tried_as_often_as_it_is_worth(
     assert f"{generations} generations" in process.output
     assert len(found.tried) == generations - 1
     assert f"cause:        {found.cause.title}" in process.output
+    assert f"rank 0 on node {found.first.node} failed" in why(tmp_path)
+    assert f"Evidence: {found.cause.title}" in why(tmp_path)
     if cause == "node-fault":
         assert "stays, for without it there are fewer than 1" in process.output
 

@@ -16,16 +16,16 @@ from outlast.events.events import (
     Restarting,
     WorkerFailed,
 )
-from outlast.events.numbered import NumberedEvent
 from outlast.events.phrases import count
 from outlast.events.stacks import stack_lines
+from outlast.ledger.accountant import TimedEvent
 from outlast.ledger.summary import FaultCost, LedgerSummary
 from outlast.observe.words import duration, moment
 
 NS = 1e9
 
 
-def why_paragraph(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> str:
+def why_paragraph(events: Sequence[TimedEvent], ledger: LedgerSummary) -> str:
     """About the last fault that nobody planned; empty: there was none."""
     unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
     if not unplanned:
@@ -40,7 +40,7 @@ def why_paragraph(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> str
     return " ".join(told)
 
 
-def why_fields(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> dict[str, Any] | None:
+def why_fields(events: Sequence[TimedEvent], ledger: LedgerSummary) -> dict[str, Any] | None:
     """The same for programs; None: there was none."""
     unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
     if not unplanned:
@@ -50,20 +50,20 @@ def why_fields(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> dict[s
     return {**msgspec.to_builtins(unplanned[-1]), "stacks": stacks}
 
 
-def why_stacks(events: Sequence[NumberedEvent], ledger: LedgerSummary) -> list[str]:
+def why_stacks(events: Sequence[TimedEvent], ledger: LedgerSummary) -> list[str]:
     """Where ranks stood, if the last fault was a hang: the culprits first."""
     unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
     hang = _hang(events, unplanned[-1].fault.generation) if unplanned else None
     return stack_lines(hang) if hang is not None else []
 
 
-def _hang(events: Sequence[NumberedEvent], generation: int) -> HangNamed | None:
+def _hang(events: Sequence[TimedEvent], generation: int) -> HangNamed | None:
     """The last hang of the generation: those before may have been suspicions."""
     named = (e.event for e in reversed(events) if isinstance(e.event, HangNamed) and e.event.generation == generation)
     return next(named, None)
 
 
-def _evidence(during: Sequence[NumberedEvent]) -> list[str]:
+def _evidence(during: Sequence[TimedEvent]) -> list[str]:
     found = []
     for each in during:
         event = each.event
@@ -79,7 +79,7 @@ def _evidence(during: Sequence[NumberedEvent]) -> list[str]:
     return found
 
 
-def _done(events: Sequence[NumberedEvent], during: Sequence[NumberedEvent], generation: int) -> list[str]:
+def _done(events: Sequence[TimedEvent], during: Sequence[TimedEvent], generation: int) -> list[str]:
     found = [_act(each.event) for each in during if isinstance(each.event, Restarting | NodeExcluded | NodeKept)]
     later = [e.event for e in events if isinstance(e.event, GenerationFormed) and e.event.generation > generation]
     over = [each.event for each in events if isinstance(each.event, JobOver)]
