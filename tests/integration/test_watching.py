@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hosts import Host
 from jobs import free_port, job, workers
@@ -16,6 +17,14 @@ from processes import Process, outlast, python
 
 Hosts = Callable[[int], list[Host]]
 TOKEN = "a token of these tests"
+STEPS = """
+import time, outlast
+for step in range(1, 100_000):
+    time.sleep(0.02)
+    outlast.step(step)
+    if step == 1:
+        print("steps", flush=True)
+"""
 EVERYWHERE = f"--rdzv-endpoint=host-0:{PORT},host-1:{PORT},host-2:{PORT}"
 
 
@@ -25,10 +34,10 @@ def said(process: Process, code: int = 0) -> list[str]:
     return process.lines
 
 
-def named(name: str, *flags: str) -> Process:
+def named(name: str, *flags: str, **options: Any) -> Process:
     """A job of one node with this name."""
     meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", f"--rdzv-id={name}")
-    return job(*meeting, *flags)
+    return job(*meeting, *flags, **options)
 
 
 def on(host: Host, *words: str, token: str | None = None) -> Process:
@@ -61,6 +70,19 @@ def test_on_a_node_of_the_job_nothing_has_to_be_said() -> None:
             following.wait_for('"job over"')
             assert following.wait() == 0
         assert process.wait() == 0
+
+
+def test_a_job_of_one_rank_shows_its_step_and_pace_also_without_straggler_detection(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STEPS)
+    with named("solo", "--nproc-per-node=1", "--ft-straggler=off", script=script) as process:
+        process.wait_for("steps")
+        while "; step " not in (headline := said(outlast("status", "--job=solo"))[0]):
+            continue  # the agent looks at its ranks once a second
+        assert headline.startswith("job solo: trains, healthy; step ")
+        assert headline.endswith((" steps/s", " s/step"))
+        said(outlast("stop", "--job=solo"))
+        assert process.wait() == 1
 
 
 def test_several_jobs_are_listed_and_none_is_said_to_be_none() -> None:

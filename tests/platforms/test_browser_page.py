@@ -191,7 +191,7 @@ def test_actions_need_the_name_of_the_job(tmp_path: Path) -> None:
 def test_the_token_leaves_the_address_and_a_wrong_one_is_told(tmp_path: Path) -> None:
     with serving(SimulatedJob(), token="secret") as url, browser(tmp_path) as visit:
         visit.page.goto(f"{url}/#token=wrong")
-        visit.await_text("#login-line", "that is not the token of this page")
+        visit.await_text("#login-line", "this is not the token of this page")
         visit.page.locator("#login-token").fill("secret")
         visit.page.keyboard.press("Enter")
         visit.await_text("#word", "training")

@@ -27,6 +27,7 @@ from outlast.protocol.requests import Answer
 STATIC = Path(__file__).parent / "static"
 LARGEST_REQUEST = 4096  # bytes
 ACTIONS = ("drain", "restart", "stop")
+WRONG_TOKEN = "this is not the token of this page: open the link that `outlast dashboard` printed, or paste its token"
 
 
 class ActionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ class Dashboard:
 
     async def _session(self, request: Request) -> Response:
         if not self._access.knows_token(request.headers):
-            return PlainTextResponse("that is not the token of this page", 401)
+            return PlainTextResponse(WRONG_TOKEN, 401)
         secure = request.url.scheme == "https"
         return Response(status_code=204, headers={"set-cookie": self._access.cookie_header(secure=secure)})
 

@@ -16,6 +16,7 @@ import pytest
 
 from dashboards import SimulatedJob, serving
 from outlast.dashboard import stream
+from outlast.dashboard.app import WRONG_TOKEN
 from outlast.dashboard.server import listen
 from outlast.events import events
 
@@ -83,7 +84,7 @@ def test_the_token_is_exchanged_for_a_cookie_that_opens_the_stream() -> None:
     with serving(SimulatedJob(), token="secret") as url, httpx.Client(base_url=url, timeout=PATIENCE) as browser:
         assert browser.get("/api/stream").status_code == 401
         wrong = browser.post("/api/session", headers={"authorization": "Bearer other", "origin": url})
-        assert (wrong.status_code, wrong.text) == (401, "that is not the token of this page")
+        assert (wrong.status_code, wrong.text) == (401, WRONG_TOKEN)
         assert browser.post("/api/session", headers={**TOKEN, "origin": url}).status_code == 204
         assert browser.get("/api/about").json() == {"actions": []}
 

@@ -82,14 +82,14 @@ class Monitor:
             owner=owner,
             tasks=self._tasks,
         )
-        if self._settings.straggler != "off" and assignment.world_size > 1:
-            self._pacing = Pacing(
-                watch.totals,
-                first_rank=assignment.first_rank,
-                nproc=self._nproc,
-                nodes=assignment.group_world_size,
-                tell=lambda paces: self._driver.feed(Paced(assignment.generation, paces)),
-            )
+        # Also where nobody is compared: whoever watches the job sees its step and pace.
+        self._pacing = Pacing(
+            watch.totals,
+            first_rank=assignment.first_rank,
+            nproc=self._nproc,
+            nodes=assignment.group_world_size,
+            tell=lambda paces: self._driver.feed(Paced(assignment.generation, paces)),
+        )
         self._training = TrainingLooks(
             watch.totals,
             generation=assignment.generation,

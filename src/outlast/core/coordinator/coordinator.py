@@ -111,7 +111,14 @@ class Coordinator(Generic[Connection]):
 
     def view(self, detail: Detail, now: float) -> JobView:
         """What is going on, for whoever watches."""
-        return self.job.view(now, self._paces, detail=detail, wall=self._wall + now, event=self._history.last)
+        return self.job.view(
+            now,
+            self._paces,
+            detail=detail,
+            wall=self._wall + now,
+            event=self._history.last,
+            last_fault=self._history.last_fault,
+        )
 
     def deadline(self) -> float | None:
         """When `tick` is due, if nothing else happens before."""
@@ -215,8 +222,9 @@ class Coordinator(Generic[Connection]):
         elif isinstance(message, Paces):
             self._paces[node] = message
             # Beside the job's decisions, as silence is: of all the figures, they and the journal need the outcome only.
-            for who, found in self._stragglers.hear(node, message):
-                self._feed(Straggled(who, found), now)
+            if self.job.rules.straggler != "off":
+                for who, found in self._stragglers.hear(node, message):
+                    self._feed(Straggled(who, found), now)
         elif isinstance(message, Findings):
             self._feed(Found(node, message), now)
         elif isinstance(message, LogAnswer):

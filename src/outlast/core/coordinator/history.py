@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from outlast.events.events import JobEvent
+from outlast.events.events import JobEvent, WorkerFailed
 from outlast.events.numbered import NumberedEvent, next_number
+from outlast.events.reasons import FailedRank
 
 MOST_EVENTS = 20_000
 MOST_BYTES = 32 << 20  # events of large jobs name thousands of nodes
@@ -34,6 +35,7 @@ class History:
         self._bytes = 0
         self.floor = 0  # events up to this number may be missing
         self.last = 0
+        self.last_fault: FailedRank | None = None
         for numbered in sorted(recalled, key=lambda each: each.number):
             self.put(numbered)
 
@@ -53,6 +55,8 @@ class History:
         if not self.last:
             self.floor = numbered.number - 1  # 0 for the first event of the first term
         self.last = numbered.number
+        if isinstance(numbered.event, WorkerFailed):
+            self.last_fault = numbered.event.failure
         size = len(msgspec.msgpack.encode(numbered))
         self._events.append(numbered)
         self._sizes.append(size)

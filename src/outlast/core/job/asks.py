@@ -61,6 +61,7 @@ class Asks:
         [(name, node)] = here.items()
         if node.leaving:
             return Answer(True, f"node {node.name} drains already")
+        node.drained_by = ask.who
         s.out.send(name, DrainRequest(ask.who))
         left = s.admissions.world(len(s.nodes.here()) - 1)
         waits = "" if left else f"; the job then waits for more nodes, it needs {s.rules.min_nodes}"

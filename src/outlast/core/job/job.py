@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from outlast.core.job.asks import Asks
 from outlast.core.job.commands import Command, Reply
 from outlast.core.job.course import JobCourse
@@ -49,6 +51,7 @@ from outlast.events.reasons import (
     DepartedNode,
     EndReason,
     ExcludedStraggler,
+    FailedRank,
     LostNode,
     NodeLoss,
 )
@@ -196,12 +199,14 @@ class Job:
         detail: Detail = Detail.RANKS,
         wall: float = 0.0,
         event: int = 0,
+        last_fault: FailedRank | None = None,
     ) -> JobView:
         """What is going on, for whoever watches. `paces`: how the ranks of each node got on when they last told.
 
-        `wall`: the time of day. `event`: the number of the last event.
+        `wall`: the time of day. `event`: the number of the last event. `last_fault`: of a coordinator before this one.
         """
-        return view_of(self._state, now, paces or {}, detail=detail, wall=wall, event=event)
+        view = view_of(self._state, now, paces or {}, detail=detail, wall=wall, event=event)
+        return view if view.last_fault is not None else replace(view, last_fault=last_fault)
 
     def deadline(self) -> float | None:
         """When `Tick` is due, if nothing else happens before."""

@@ -15,6 +15,7 @@ from outlast.protocol.membership import (
     Over,
 )
 from outlast.protocol.messages import FromCoordinator
+from outlast.protocol.requests import DrainRequest
 from outlast.protocol.succession import Charter
 
 
@@ -68,6 +69,8 @@ class Replies:
             excluded = s.admissions.excluded.get(node.place)
             drained = f"node {node.name} is not used again: {excluded}" if excluded else f"node {node.name} was drained"
             s.out.send(name, Over(False, drained, left=True, term=s.term.number))
+        elif node.drained_by and not node.leaving:
+            s.out.send(name, DrainRequest(node.drained_by))  # its connection may have broken before it heard
         elif member and report.generation < s.generation and report.floor < s.generation:
             self.start(name, node, now)
         elif member and (halt := s.current.change.lacks(report.halted)) is not None:

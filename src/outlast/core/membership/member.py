@@ -17,7 +17,7 @@ CLOSER = 0.001  # seconds: what is worth to be remembered of how clocks differ, 
 class Member:
     """A node, from its first connection on: also a spare, and one that was lost."""
 
-    __slots__ = ("acks", "behind", "connected", "echoed", "join", "report", "sent", "told", "until")
+    __slots__ = ("acks", "behind", "connected", "drained_by", "echoed", "join", "report", "sent", "told", "until")
 
     def __init__(self, join: Join) -> None:
         self.join = join
@@ -26,6 +26,7 @@ class Member:
         self.sent = join.report.generation  # the newest generation that it may have been told to start
         self.told = 0  # the newest term of this coordinator that it may have heard of
         self.until: float | None = None
+        self.drained_by = ""  # who asked it to leave
         self.acks: dict[int, float] = {}  # when each was sent
         self.echoed = 0  # the newest that it has repeated
         self.behind: float | None = None  # the coordinator's clock less the node's, as the fastest report shows it

@@ -58,7 +58,8 @@ class Orders:
         elif isinstance(message, Over):
             self._course.finish(message)
         elif isinstance(message, DrainRequest):
-            s.out.append(Announce(f"{message.who} asks this node to drain"))
+            if s.leaving is not Leaving.DRAIN:  # it may be said again, before our report has come
+                s.out.append(Announce(f"{message.who} asks this node to drain"))
             self._course.leave(Leaving.DRAIN, now)
         elif isinstance(message, Refuse):
             self._course.finish(Over(False, message.reason))

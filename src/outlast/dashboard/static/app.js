@@ -112,8 +112,13 @@ async function login() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
     history.replaceState(null, "", location.pathname);
-    await enter(given).catch((error) => setText("login-line", error.message));
+    await enter(given).catch((error) => sayRefused(error.message));
   }
+}
+
+function sayRefused(why) {
+  $("login-line").dataset.bad = "";
+  setText("login-line", why);
 }
 
 function askForToken() {
@@ -125,8 +130,7 @@ function askForToken() {
       await enter($("login-token").value.trim());
       location.reload();
     } catch (error) {
-      $("login-line").dataset.bad = "";
-      setText("login-line", error.message);
+      sayRefused(error.message);
     }
   };
 }

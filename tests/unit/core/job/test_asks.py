@@ -24,6 +24,15 @@ def test_a_node_is_asked_to_drain_by_its_name() -> None:
     assert sent(commands, DrainRequest) == ["b"]
 
 
+def test_a_node_that_did_not_hear_it_is_asked_again_until_it_leaves() -> None:
+    job = two_running()
+    job.handle(Asked(Ask("drain", "me", subject="b")), 2.0)
+    assert sent(job.say("b"), DrainRequest) == ["b"]
+    assert sent(job.say("a"), DrainRequest) == []
+    assert sent(job.say("b", leaving=Leaving.DRAIN), DrainRequest) == []
+    assert sent(job.say("b", leaving=Leaving.DRAIN), DrainRequest) == []
+
+
 def test_a_node_that_is_not_here_is_named_with_those_that_are() -> None:
     refused = answer(two_running().handle(Asked(Ask("drain", "me", subject="z")), 2.0))
     assert not refused.done

@@ -5,7 +5,11 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from outlast.core.coordinator.commands import PublishEvent
 from outlast.core.coordinator.coordinator import Coordinator
+from outlast.events.events import WorkerFailed
+from outlast.events.numbered import NumberedEvent
+from outlast.events.reasons import FailedRank
 from outlast.protocol.membership import State
 from outlast.protocol.observers import Detail
 from outlast.protocol.paces import Pace, Paces
@@ -68,3 +72,25 @@ def test_a_coordinator_remembers_how_ranks_got_on_while_their_node_is_here() -> 
     assert [node.paces for node in coordinator.view(Detail.RANKS, 2.0).nodes] == [paces, ()]
     coordinator.ended("to a", 3.0)
     assert [node.paces for node in coordinator.view(Detail.RANKS, 3.0).nodes] == [(), ()]
+
+
+def test_a_coordinator_that_takes_over_knows_the_last_fault() -> None:
+    here = Rehearsal(max_nodes=2)
+    failed = FailedRank("b", 1, -9, cause="killed")
+    history = [NumberedEvent(7, 5.0, 1, WorkerFailed(generation=1, failure=failed, followers=0))]
+    coordinator: Coordinator[str] = Coordinator(here.rules, 0.0, term=Term(2, "a"), run="r", history=history)
+    assert coordinator.view(Detail.JOB, 1.0).last_fault == failed
+
+
+def test_with_straggler_detection_off_paces_are_seen_and_nobody_is_called_slow() -> None:
+    here = Rehearsal(max_nodes=2, straggler="off")
+    coordinator: Coordinator[str] = Coordinator(here.rules, 0.0, term=Term(1, "a"), run="r")
+    for node in ("a", "b"):
+        coordinator.received(f"to {node}", here.request(node, replace(IDLE, seq=1)), 1.0)
+    told = []
+    for number in range(60):
+        for rank, (node, seconds) in enumerate((("a", 0.1), ("b", 0.9))):
+            pace = Pace(rank, 10 * number, 10 * number + 10, 1.0, {"forward": seconds}, seconds)
+            told += coordinator.received(f"to {node}", Paces(1, (pace,)), 2.0 + number)
+    assert not [each for each in told if isinstance(each, PublishEvent)]
+    assert [len(node.paces) for node in coordinator.view(Detail.RANKS, 70.0).nodes] == [1, 1]
