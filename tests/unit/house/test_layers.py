@@ -38,6 +38,7 @@ ALLOWED = {
     "journal": {"core", "protocol", "events"},
     "notices": {"events", "system"},
     "metrics": {"events", "ledger"},
+    "tracing": {"events"},
     "reports": {"core", "events", "journal", "ledger"},
     "data": {"worker", "core", "protocol"},
     "jobs": {"settings"},
