@@ -11,13 +11,13 @@ from contextlib import suppress
 from typing import Any
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
-from outlast.protocol.views import JobView
 from outlast.events.numbered import NumberedEvent
 from outlast.ledger.summary import ledger, summarize
 from outlast.observe import Observer, ObserverRefused
 from outlast.observe.finding import of_agent
 from outlast.progress.row import StatusRow, TerminalSize
 from outlast.progress.text import progress_text
+from outlast.protocol.views import JobView
 from outlast.settings.loading import load
 from outlast.transport.local_jobs import local_jobs
 

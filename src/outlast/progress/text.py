@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outlast.protocol.views import JobView
 from outlast.events.phrases import count
 from outlast.observe.status import pace
+from outlast.protocol.views import JobView
 
 SEPARATOR = " | "
 
