@@ -20,7 +20,7 @@ FLAGS = ("--nproc-per-node=2", "--max-restarts=1", "--ft-in-place-timeout=60")
 def last(process: Process) -> set[str]:
     """What the ranks ended with."""
     assert process.wait() == 0, process.output
-    return set(re.findall(r"rank \d ends with (\[.*\])", process.output))
+    return set(re.findall(r"rank \d ends with (\[[^r]*\])", process.output))
 
 
 @pytest.mark.timeout(400)

@@ -63,4 +63,6 @@ def train() -> None:
 
 
 train()
-print(f"rank {os.environ['RANK']} ends with {[each.double().sum().item() for each in model.parameters()]}", flush=True)
+# In one write: `print` makes two, and the other rank's may come between them.
+sums = [each.double().sum().item() for each in model.parameters()]
+sys.stdout.write(f"rank {os.environ['RANK']} ends with {sums}\n")

@@ -68,4 +68,5 @@ def train() -> None:
 
 
 train()
-print(f"rank {os.environ['RANK']} ends with {[each.tolist() for each in module.parameters()]}", flush=True)
+# In one write: `print` makes two, and the other rank's may come between them.
+sys.stdout.write(f"rank {os.environ['RANK']} ends with {[each.tolist() for each in module.parameters()]}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,9 @@ from outlast.worker.wrapper import WrapperState
 
 
 def say(what: str) -> None:
-    print(f"rank {os.environ['RANK']} pid {os.getpid()} {what}", flush=True)
+    # In one write: `print` makes two, and another rank's may come between them.
+    sys.stdout.write(f"rank {os.environ['RANK']} pid {os.getpid()} {what}\n")
+    sys.stdout.flush()
 
 
 def initialize(state: WrapperState) -> None:
