@@ -15,7 +15,7 @@ from outlast.k8s.resource import API_VERSION, KIND, ElasticJobStatus
 TOLD = ("QuotaExceeded", "Fenced", "Failed", "Complete")  # conditions that are told when they begin to hold
 
 
-class PlatformNotice(msgspec.Struct, frozen=True):
+class ClusterEvent(msgspec.Struct, frozen=True):
     """Something that has changed, for people."""
 
     kind: Literal["Normal", "Warning"]
@@ -23,24 +23,24 @@ class PlatformNotice(msgspec.Struct, frozen=True):
     message: str
 
 
-def notices(before: ElasticJobStatus, after: ElasticJobStatus) -> Iterator[PlatformNotice]:
+def notices(before: ElasticJobStatus, after: ElasticJobStatus) -> Iterator[ClusterEvent]:
     """What is worth telling about a status that was written after another."""
     fault = after.last_fault
     if fault is not UNSET and fault != before.last_fault:
         where = f" on {fault.node}" if fault.node else ""
-        yield PlatformNotice("Warning", fault.action, f"{fault.pod}{where}: {fault.cause}")
+        yield ClusterEvent("Warning", fault.action, f"{fault.pod}{where}: {fault.cause}")
     for kind in TOLD:
         now, then = after.condition(kind), before.condition(kind)
         if now is not None and now.status == "True" and (then is None or then.status != "True"):
-            yield PlatformNotice("Normal" if kind == "Complete" else "Warning", now.reason, now.message)
+            yield ClusterEvent("Normal" if kind == "Complete" else "Warning", now.reason, now.message)
     accepted, earlier = after.condition("Accepted"), before.condition("Accepted")
     if accepted is not None and accepted.status == "False" and accepted != earlier:
-        yield PlatformNotice("Warning", accepted.reason, accepted.message)
+        yield ClusterEvent("Warning", accepted.reason, accepted.message)
     if after.phase != before.phase and not after.over:
-        yield PlatformNotice("Normal", after.phase, f"{after.nodes or 'no'} pods run")
+        yield ClusterEvent("Normal", after.phase, f"{after.nodes or 'no'} pods run")
 
 
-def manifest(job: JobIdentity, version: str, number: int, notice: PlatformNotice, now: float) -> dict[str, Any]:
+def manifest(job: JobIdentity, version: str, number: int, notice: ClusterEvent, now: float) -> dict[str, Any]:
     """The object. Its name comes from the version of the status that it tells of: nobody tells it twice."""
     about = {
         "apiVersion": API_VERSION,

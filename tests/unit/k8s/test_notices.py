@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast.k8s.notices import PlatformNotice, manifest, notices
+from outlast.k8s.notices import ClusterEvent, manifest, notices
 from outlast.k8s.rendering import JobIdentity
 from outlast.k8s.resource import Condition, ElasticJobStatus, LastFault
 
@@ -20,7 +20,7 @@ def condition(kind: str) -> Condition:
 
 def test_a_phase_and_a_fault_and_a_condition_are_told_once() -> None:
     before, after = status("Pending"), status("Running")
-    assert list(notices(before, after)) == [PlatformNotice("Normal", "Running", "2/2:3 pods run")]
+    assert list(notices(before, after)) == [ClusterEvent("Normal", "Running", "2/2:3 pods run")]
     assert list(notices(after, after)) == []
     faulty = status("Running", condition("Fenced"), fault=FAULT)
     told = list(notices(after, faulty))
@@ -36,6 +36,6 @@ def test_the_end_is_told_by_its_condition() -> None:
 
 def test_the_name_of_an_event_comes_from_the_version_that_it_tells_of() -> None:
     job = JobIdentity("mnist", "team", "uid")
-    made = manifest(job, "255", 1, PlatformNotice("Normal", "Running", "x"), 0.0)
+    made = manifest(job, "255", 1, ClusterEvent("Normal", "Running", "x"), 0.0)
     assert made["metadata"] == {"name": "mnist.ff.1", "namespace": "team"}
     assert made["involvedObject"]["uid"] == "uid"
