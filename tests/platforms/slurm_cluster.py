@@ -41,7 +41,6 @@ SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
-KillOnBadExit=1
 JobRequeue=1
 SlurmctldTimeout=10
 SlurmdTimeout={slurmd_timeout}

@@ -16,9 +16,7 @@ OUTLAST = (python(), "-m", "outlast", "run")
 
 def srun(cluster: SlurmCluster, *argv: str, nodes: int, flags: tuple[str, ...] = ()) -> Process:
     """Start a step of so many nodes; each line begins with the number of the task that wrote it."""
-    return cluster.command(
-        "srun", "--label", f"--nodes={nodes}", "--no-kill", "--kill-on-bad-exit=0", *flags, *OUTLAST, *argv
-    )
+    return cluster.command("srun", "--label", f"--nodes={nodes}", "--no-kill", *flags, *OUTLAST, *argv)
 
 
 LATER = r"([2-9]|\d\d+)"  # of a coordinator that took over, the next generation has a higher number than the next
