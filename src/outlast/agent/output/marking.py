@@ -13,7 +13,7 @@ import msgspec
 from outlast.logs.directory import HEADER, AttemptHeader
 from outlast.logs.marks import Mark, marks_file, packed
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("agent")
 
 PERIOD = 0.25  # seconds between two looks
 
@@ -42,7 +42,8 @@ class LogMarker:
                     self._mark(log, Mark(time, size))
             except OSError as error:
                 del self._sizes[log]
-                logger.warning("lines of %s have no times from here on: %s", log, error.strerror)
+                # A disk that is full has been reported by who writes the log.
+                logger.debug("lines of %s have no times from here on: %s", log, error.strerror)
         self.looked = time
 
     def finish(self, time: float) -> None:
