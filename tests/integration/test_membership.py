@@ -136,13 +136,12 @@ def test_power_loss_of_the_only_node_is_noticed_by_keepalive(hosts: Hosts, tmp_p
     with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", *QUICK, "--ft-empty-timeout=1") as job:
         a, b = job.start_all()
         job.line_up(a, b)
-        a.agent.signal(signal.SIGTERM)
-        a.agent.wait_for("hosts its coordinator until the job ends", anywhere=True)
+        job.kill_agent(a)  # its coordinator lives on
         job.line_up(b)
         b.host.kill()
         a.agent.wait_for("node host-1 was lost: its connection broke .* timed out", anywhere=True)
         a.agent.wait_for("job failed: no node is left", anywhere=True)
-        assert a.agent.wait() == 1
+        assert_empty(a.host)
 
 
 def test_a_node_that_is_back_before_its_loss_was_noticed_takes_its_own_place(hosts: Hosts, tmp_path: Path) -> None:

@@ -179,8 +179,10 @@ def test_output_goes_where_torchrun_puts_it(flags: list[str], tmp_path: Path) ->
     logs = []
     for launcher in ("outlast", "torchrun"):
         files = [path for path in (tmp_path / launcher).glob("logs/**/*") if path.is_file()]
-        # Ours alone: what `outlast report` reads.
-        logs.append({path.parts[-3:]: path.read_text() for path in files if path.name != "events.jsonl"})
+        # Ours alone: what `outlast report` and `outlast logs` read.
+        logs.append(
+            {path.parts[-3:]: path.read_text() for path in files if path.name[0] != "." and path.name != "events.jsonl"}
+        )
     assert logs[0] == logs[1]
     shown = [sorted(line for line in each.lines if re.search(r"(out|err) of \d", line)) for each in both]
     assert shown[0] == shown[1]
