@@ -29,7 +29,7 @@ demo: setup
 
 test: setup
 	./scripts/install-system-packages
-	$(BIN)/python -m pytest -n 4 --dist loadfile --ignore=tests/platforms $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/platforms $(ARGS)
 
 # Real platforms. Each has scripts/install-NAME, which installs what is missing, and tests/platforms/test_NAME_*.py or tests/platforms/NAME/.
 PLATFORMS ?= slurm k8s browser

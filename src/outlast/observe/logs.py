@@ -141,7 +141,8 @@ class LogMerger:
                 await asyncio.sleep(POLL)
                 looks += 1
             again = True
-            if self._news or looks % LOOK_AROUND == 0:
+            # With nothing left to read on, only this tells whether the job is over. Then nobody may be there to ask.
+            if self._news or (not last and (looks % LOOK_AROUND == 0 or not self._readings)):
                 await self._look_around()
 
     def _ready(self, follow: bool) -> list[MergedLine]:

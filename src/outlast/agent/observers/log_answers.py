@@ -20,7 +20,7 @@ NO_FILES = "its workers write to the console alone: start the job with --tee=3 o
 OTHER_LAYOUT = "they are where --logs-specs or --log-dir puts them, and cannot be read from here"
 MOST_WAITING = 8  # questions
 FOLLOWED = 5.0  # seconds after a question for which who asked it counts as following
-LAST_LOOK = 3.0  # seconds for those to read the last lines, when the job is over
+LAST_LOOK = 5.0  # seconds for those to read the last lines, when the job is over
 
 _question = msgspec.msgpack.Decoder(FindStreams | ReadStreams)
 
@@ -78,6 +78,13 @@ class LogAnswers:
         else:
             answer = done.result()
         self._send(LogAnswer(number, msgspec.msgpack.encode(answer)))
-        finished = isinstance(answer, StreamsRead) and all(part.closed for part in answer.parts)
-        if finished and self._ending is not None and not self._ending.done():
+        if _is_last(answer) and self._ending is not None and not self._ending.done():
             self._ending.set_result(None)
+
+
+def _is_last(answer: StreamsFound | StreamsRead) -> bool:
+    """Whether whoever gets it has all that there is to read."""
+    if not isinstance(answer, StreamsRead) or not answer.parts:
+        return False
+    newest = max(part.place.stream.generation for part in answer.parts)
+    return newest >= answer.newest and all(part.closed for part in answer.parts)
