@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.dashboard.access import HEADERS, Access
-from outlast.dashboard.logs import NoRankLog, RankLogs
+from outlast.dashboard.logs import NoRankLog, RankLogs, RankLogTail
 from outlast.dashboard.source import JobSource
 from outlast.dashboard.stream import Browsers
 from outlast.observe import ObserverRefused
@@ -85,7 +85,7 @@ class Dashboard:
         try:
             return _json(await self._logs.tail(rank, node))
         except NoRankLog as error:
-            return PlainTextResponse(str(error), 404)
+            return _json(RankLogTail("", cut=False, problem=str(error)))  # many jobs write no logs: that is no error
 
     async def _action(self, request: Request) -> Response:
         if self._source is None:

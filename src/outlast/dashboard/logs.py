@@ -24,10 +24,11 @@ TAIL = 64 << 10  # characters
 
 
 class RankLogTail(msgspec.Struct, frozen=True):
-    """The end of what a rank has printed. `cut`: there is more before it."""
+    """The end of what a rank has printed. `cut`: there is more before it. `problem`: why there is nothing to show."""
 
     text: str
     cut: bool
+    problem: str = ""
 
 
 class NoRankLog(Exception):

@@ -187,7 +187,7 @@ def test_a_rank_and_its_log_are_told_on_request(tmp_path: Path) -> None:
 def test_where_there_are_no_logs_the_page_says_why() -> None:
     with serving(SimulatedJob()) as url:
         answer = get(f"{url}/api/log?rank=0")
-        assert (answer.status_code, answer.text) == (404, "a simulated job has no logs")
+        assert (answer.status_code, answer.json()["problem"]) == (200, "a simulated job has no logs")
 
 
 def test_a_page_is_read_only_unless_it_is_told_otherwise() -> None:

@@ -56,7 +56,7 @@ async function readLog() {
     const tail = await ask(`api/log?rank=${of}`);
     if (of !== rank) return;
     const bottom = box.scrollHeight - box.scrollTop - box.clientHeight < 30;
-    setText(box, `${tail.cut ? "…\n" : ""}${tail.text || "(empty)"}`);
+    setText(box, tail.problem || `${tail.cut ? "…\n" : ""}${tail.text || "(empty)"}`);
     if (bottom) box.scrollTop = box.scrollHeight;
   } catch (error) {
     if (of === rank) setText(box, error.message);
