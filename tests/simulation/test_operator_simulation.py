@@ -45,7 +45,9 @@ def actions_before_the_status(plan: Plan, job: Any, seen: JobObservation, **name
     return (yield from carry_out(replace(plan, actions=()), job, seen, **named))
 
 
-def changed(execute: Any, change: Callable[[ApiRequest], ApiRequest]) -> Any:
+def changed(execute: Any, change: Callable[[ApiRequest], ApiRequest | ApiReply]) -> Any:
+    """`change` gives another request, or the answer: then nobody is asked."""
+
     def mutant(*args: Any, **named: Any) -> Execution:
         execution = execute(*args, **named)
         reply: ApiReply | None = None
@@ -54,7 +56,8 @@ def changed(execute: Any, change: Callable[[ApiRequest], ApiRequest]) -> Any:
                 request = next(execution) if reply is None else execution.send(reply)
             except StopIteration as done:
                 return done.value
-            reply = yield change(request)
+            instead = change(request)
+            reply = instead if isinstance(instead, ApiReply) else (yield instead)
 
     return mutant
 
@@ -69,15 +72,11 @@ def any_version(request: ApiRequest) -> ApiRequest:
 
 def without_reading(plan: Plan, job: Any, *args: Any, **named: Any) -> Execution:
     """Pods are created by a status that may be older than our own last write."""
-    execution = carry_out(plan, job, *args, **named)
-    reply: ApiReply | None = None
-    while True:
-        try:
-            request = next(execution) if reply is None else execution.send(reply)
-        except StopIteration as done:
-            return done.value
-        stale = request.method == "GET" and "elasticjobs" in request.path
-        reply = ApiReply(200, job) if stale else (yield request)
+
+    def stale(request: ApiRequest) -> ApiRequest | ApiReply:
+        return ApiReply(200, job) if request.method == "GET" and "elasticjobs" in request.path else request
+
+    return (yield from changed(carry_out, stale)(plan, job, *args, **named))
 
 
 def test_a_pod_that_was_replaced_does_not_come_back_after_a_lost_reply() -> None:

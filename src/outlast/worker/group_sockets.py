@@ -64,12 +64,9 @@ class GroupSockets:
         """Why a collective of this process cannot be cut off; "" if all can."""
         if self._unknown or self._module is None:
             return self._unknown
+        can_be_left = BACKENDS | ({NCCL} if self.aborts_nccl else set())
         for group in list(self._module._world.pg_map):
-            others = (
-                {backend for _, backend in _by_device(self._module, group)}
-                - BACKENDS
-                - ({NCCL} if self.aborts_nccl else set())
-            )
+            others = {backend for _, backend in _by_device(self._module, group)} - can_be_left
             if others:
                 hint = ", unless the function is restartable(nccl=True)" if others == {NCCL} else ""
                 return f"collectives of {', '.join(sorted(others))} cannot be left{hint}"

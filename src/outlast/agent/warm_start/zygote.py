@@ -204,7 +204,7 @@ class Zygote:
     def _restock(self) -> None:
         self._restocking = None
         if self._spares is not None and self._serving is not None:
-            modules = [name for name in self._lesson if self._outer(name) and self._left_out[self._outer(name)]]
+            modules = [name for name in self._lesson if self._left_out.get(self._outer(name))]
             self._spares.stock(self._serving, modules, compiler=COMPILER in self._lesson)
 
     # -- lessons
