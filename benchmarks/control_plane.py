@@ -61,13 +61,7 @@ def outlast(nodes: int, *, crowds: int, seconds: float, deadline: float) -> Meas
     """One job of this many nodes: formed, at rest for `seconds`, and re-formed without one of them."""
     token = secrets.token_hex(16)
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4096))
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        coordinator = stack.enter_context(_coordinator(listener, token, nodes, str(place / "journal")))
-        stack.callback(coordinator.kill)
-        endpoint = listener.getsockname()
-        listener.close()
-        _await_answer(endpoint, token, deadline)
+        coordinator, endpoint = start_coordinator(stack, token, nodes, deadline)
         links = []
         for i in range(crowds):
             share = range(nodes)[i::crowds]
@@ -87,6 +81,20 @@ def outlast(nodes: int, *, crowds: int, seconds: float, deadline: float) -> Meas
         used.append(cpu_seconds(coordinator.pid))
         forming, _, resting, reforming = (b - a for a, b in pairwise(used))
         return Measured(formed, forming, reformed, reforming, 100 * resting / seconds, rss)
+
+
+def start_coordinator(
+    stack: ExitStack, token: str, nodes: int, deadline: float
+) -> tuple[subprocess.Popen[bytes], tuple[str, int]]:
+    """A coordinator that answers, until the stack ends, and where."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4096))
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    coordinator = stack.enter_context(_coordinator(listener, token, nodes, str(place / "journal")))
+    stack.callback(coordinator.kill)
+    endpoint = listener.getsockname()
+    listener.close()
+    _await_answer(endpoint, token, deadline)
+    return coordinator, endpoint
 
 
 def _coordinator(listener: socket.socket, token: str, nodes: int, journal: str) -> subprocess.Popen[bytes]:

@@ -33,11 +33,10 @@ from control_plane import (
     JOB,
     SPAWN,
     _answers,
-    _await_answer,
-    _coordinator,
     _end,
     _raise_limit,
     _start_crowd,
+    start_coordinator,
 )
 from outlast.launch import Endpoint
 from outlast.observe import Observer
@@ -72,13 +71,7 @@ def watched(nodes: int, *, observers: int, seconds: float, rounds: int, deadline
     """One job of this many agents, by turns without and with observers."""
     token = secrets.token_hex(16)
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4096))
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        coordinator = stack.enter_context(_coordinator(listener, token, nodes, str(place / "journal")))
-        stack.callback(coordinator.kill)
-        endpoint = listener.getsockname()
-        listener.close()
-        _await_answer(endpoint, token, deadline)
+        coordinator, endpoint = start_coordinator(stack, token, nodes, deadline)
         _form(stack, endpoint, token, nodes, deadline)
         _settle(coordinator.pid, deadline)
         found = Watched([], [], [])
