@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import machine
-from hosts import SHM, Cluster, Host, entries
+from hosts import KEPT, SHM, Cluster, Host, entries
 from outlast.checkpoint.storage import bucket
 from outlast.checkpoint.storage.storage import Url
 from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
@@ -103,7 +103,7 @@ def leaves_nothing_behind(temporary_directory: Path, monkeypatch: pytest.MonkeyP
         kill_all(processes)
     forget(test_id)
     shm = {SHM / name for name in set(entries(SHM)) - shm_before}
-    runtime_files = {path for path in runtime.glob("*") if path.name != "places"}  # which is for all jobs, and empty
+    runtime_files = {path for path in runtime.glob("*") if path.name not in KEPT}
     for path in [*shm, *runtime_files - records_before]:
         left.append(f"file {path}")
         if path.is_dir() and not path.is_symlink():

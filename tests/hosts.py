@@ -31,6 +31,7 @@ SHM = Path("/dev/shm")
 # started is the command itself and gets its signals.
 BOOT = 'echo "$1" > /proc/sys/kernel/hostname && mount --bind "$2" /dev/shm && shift 2 && exec "$@"'
 
+KEPT = ("places", "last-logs")  # runtime files that stay: of all jobs, and empty; of the newest one
 NOBODY = "02:00:00:00:ff:ff"  # a hardware address that no host answers to
 
 _counter = itertools.count(1)
@@ -172,7 +173,7 @@ class Host:
         if self.processes():
             return []
         runtime = self.tmp / f"outlast-{os.getuid()}"
-        return sorted([*self.shm.glob("*"), *(path for path in runtime.glob("*") if path.name != "places")])
+        return sorted([*self.shm.glob("*"), *(path for path in runtime.glob("*") if path.name not in KEPT)])
 
     def _aim(self, other: Host, mac: str) -> None:
         ip(f"neigh replace {other.address} lladdr {mac} dev eth0 nud permanent", on=self.namespace)

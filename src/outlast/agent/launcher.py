@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from outlast.agent.processes.workers import be_subreaper
 from outlast.launch import Endpoint, Launch
 from outlast.protocol.membership import Over
 from outlast.settings.settings import Settings
+from outlast.transport.token import remember_logs
 from outlast.verdict import verdict_of
 
 log = logging.getLogger("agent")
@@ -73,6 +75,7 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         events = str(Path(logs.directory, EVENTS))
         if logs.asked_for and not settings.events and _is_text(events):
             settings = msgspec.structs.replace(settings, events=events)
+        _remember(logs)
         agent = Agent(launch, settings, place=place, logs=logs, extension=extension)
         cleanup.callback(agent.client.seat.hosting.kill)
         await agent.client.seat.open()
@@ -88,6 +91,15 @@ async def _take_part(launch: Launch, settings: Settings) -> Over:
         outcome.append(over)
         _write_verdict(over, settings.verdict or (str(Path(logs.directory, VERDICT)) if logs.asked_for else ""))
         return over
+
+
+def _remember(logs: JobLogs) -> None:
+    """So that `outlast why` and the like find the logs on this machine when the job is over."""
+    if logs.asked_for and logs.directory != os.devnull:
+        try:
+            remember_logs(Path(logs.directory).parent)  # nodes that share it have their logs beside these
+        except OSError as error:
+            log.debug("commands will need --log-dir when the job is over: %s", error.strerror)
 
 
 def _is_text(path: str) -> bool:

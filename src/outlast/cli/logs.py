@@ -7,7 +7,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -17,14 +16,12 @@ from outlast.events.numbered import NumberedEvent
 from outlast.ledger.accountant import TimedEvent
 from outlast.ledger.summary import ledger, summarize
 from outlast.logs.directory import logs_below
-from outlast.observe import FoundJob, Observer
+from outlast.observe import FoundJob, Observer, PastJob
 from outlast.observe.log_sources import DirectoryLogSource, JobLogSource
 from outlast.observe.logs import LogMerger, LogSource, MergedLine
 from outlast.observe.screen import Screen
 from outlast.protocol.logs import FindStreams
-from outlast.reports.sources import recorded
 
-INTERRUPTED = 130  # as a shell has it: Ctrl-C is how one stops to follow
 LINES = 100  # of each stream, unless more is asked for
 BEFORE = 10.0  # seconds before a fault from which on lines are shown: what a rank printed last, it printed before it
 NS = 1e9
@@ -34,21 +31,20 @@ def main(argv: Sequence[str]) -> int:
     """Print the lines; with -f until the job is over."""
     parser = _parser()
     args = parser.parse(argv)
-    if args.directory and args.follow:
+    args.log_dir += args.directory
+    if args.log_dir and args.follow:
         parser.error("--follow is for a running job: leave out the log directory")
     if args.lines < 1 or (args.rank is not None and args.rank < 0):
         parser.error("--lines is 1 or more, --rank is 0 or more")
     try:
-        if args.directory:
-            return _read(args)
-        return observing.run("logs", args, lambda job: _ask(job, args))
+        return observing.run("logs", args, lambda job: _ask(job, args), past=lambda job: _read(job, args))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return observing.INTERRUPTED
 
 
 def _parser() -> Parser:
-    parser = observing.parser("logs", "Prints the logs of a job's ranks, merged by time.")
-    parser.add_argument("directory", nargs="*", help="Log directories of a job that is over; none: a running job.")
+    parser = observing.parser_of_past("logs", "Prints the logs of a job's ranks, merged by time.")
+    parser.add_argument("directory", nargs="*", help="The same as --log-dir.")
     parser.add_argument("-f", "--follow", action="store_true", help="Go on as lines come, until the job is over.")
     parser.add_argument("--rank", type=int, default=None, metavar="R", help="Only this rank.")
     parser.add_argument("--node", default="", metavar="N", help="Only this node.")
@@ -69,17 +65,11 @@ async def _ask(job: FoundJob, args: argparse.Namespace) -> int:
         return await _show(source, args, since)
 
 
-def _read(args: argparse.Namespace) -> int:
-    try:
-        paths = [Path(each) for each in args.directory]
-        source = DirectoryLogSource([logs for path in paths for logs in logs_below(path)], only=args.node)
-        since = _fault_of(recorded(paths)[0].events) if args.since_fault else 0.0
-        return asyncio.run(_show(source, args, since))
-    except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        print(f"outlast logs: error: {error}", file=sys.stderr)
-        return observing.FAILED
+def _read(job: PastJob, args: argparse.Namespace) -> int:
+    args.follow = False  # nothing more will come
+    source = DirectoryLogSource([logs for path in job.paths for logs in logs_below(path, job.job)], only=args.node)
+    since = _fault_of(job.read().events) if args.since_fault else 0.0
+    return asyncio.run(_show(source, args, since))
 
 
 async def _show(source: LogSource, args: argparse.Namespace, since: float) -> int:
@@ -96,6 +86,8 @@ async def _show(source: LogSource, args: argparse.Namespace, since: float) -> in
         name, problem = min(merger.problems.items())
         print(f"outlast logs: error: node {name} has no logs: {problem}", file=sys.stderr)
         return observing.FAILED
+    if not shown:
+        print("outlast logs: there are no lines", file=sys.stderr)
     return 0
 
 

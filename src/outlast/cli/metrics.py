@@ -15,12 +15,11 @@ from typing import Any
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.cli import observing
 from outlast.events.numbered import NumberedEvent
-from outlast.ledger.reading import RecordedEvent
+from outlast.ledger.reading import EVENTS, RecordedEvent
 from outlast.metrics.export import registry, serve, text, write
 from outlast.metrics.meter import Family, Meter
 from outlast.metrics.tail import EventTail
 from outlast.observe import FoundJob, ObserverRefused
-from outlast.reports.sources import EVENTS
 
 PORT = 9464
 

@@ -13,12 +13,16 @@ from outlast.agent.coordinator_link.link import CoordinatorUnreachable
 from outlast.cli.endpoints import endpoint_of
 from outlast.cli.flags import Parser, add_settings, given_settings
 from outlast.cli.meeting import with_token
-from outlast.observe import FoundJob, ObserverRefused, locate
+from outlast.ledger.reading import EVENTS
+from outlast.observe import FoundJob, NoJobHere, ObserverRefused, PastJob, locate
+from outlast.observe.past import JobRecord
+from outlast.providers.slurm_queue import queue_state
 from outlast.settings.loading import load
 from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
 
 FAILED = 1  # no job there, a wrong token, refused: it cannot be told, or was not done
+INTERRUPTED = 130  # as a shell has it: Ctrl-C is how one stops to follow
 
 
 def parser(name: str, description: str) -> Parser:
@@ -36,6 +40,19 @@ def parser(name: str, description: str) -> Parser:
     made.add_argument("--slurm", default="", metavar="JOB", help="The id of a Slurm job that `outlast submit` started.")
     made.add_argument("--k8s", default="", metavar="[NAMESPACE/]JOB", help="An ElasticJob on Kubernetes.")
     add_settings(made)
+    return made
+
+
+def parser_of_past(name: str, description: str) -> Parser:
+    """The same for commands that can also read what a job has left."""
+    made = parser(name, description)
+    made.add_argument(
+        "--log-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="The --log-dir of a job that is over. Not needed on its nodes if no newer job used another one.",
+    )
     return made
 
 
@@ -66,13 +83,22 @@ def _in_slurm(job: str, settings: Settings) -> FoundJob:
     state = slurm_state(job)
     try:
         lines = (state / "places").read_text().split()
+        token = settings.token or (private_token(state) if settings.auth else "")
     except OSError:
-        raise ValueError(
+        queued = queue_state(job)
+        if queued:
+            raise ValueError(f"Slurm job {job} does not run: it is {queued}") from None
+        raise NoJobHere(
             f"no running Slurm job {job!r} has its state in {state.parent}; with slurm.directory in its job file, give "
             "--endpoint and --ft-token-file"
         ) from None
-    token = settings.token or (tokens.from_file(state / "token", create=False) if settings.auth else "")
     return FoundJob("", tuple(endpoint_of("--slurm", line) for line in lines), token, settings)
+
+
+def private_token(state: Path) -> str:
+    """The token of a Slurm job. Raises FileNotFoundError when the job is over."""
+    (state / "token").stat()
+    return tokens.from_file(state / "token", create=False)
 
 
 def run(
@@ -81,12 +107,45 @@ def run(
     work: Callable[[FoundJob], Coroutine[None, None, int]],
     *,
     find: Callable[[Settings], FoundJob] | None = None,
+    past: Callable[[PastJob], int] | None = None,
 ) -> int:
-    """Do something with the job; the exit code of that, or `FAILED` and one line. `find`: how, if not by the flags."""
+    """Do something with the job; the exit code of that, or `FAILED` and one line.
+
+    `find`: how it is found, if not by the flags. `past`: what to do with a job that is over.
+    """
     try:
-        return asyncio.run(work(found(args) if find is None else find(settings_of(args))))
+        if past is not None and args.log_dir:
+            return past(PastJob(tuple(map(Path, args.log_dir)), args.job))
+        try:
+            job = found(args) if find is None else find(settings_of(args))
+        except NoJobHere as error:
+            if past is None:
+                raise
+            return past(_newest(name, args, str(error)))
+        return asyncio.run(work(job))
     except (ValueError, OSError, CoordinatorUnreachable, ObserverRefused) as error:
         if isinstance(error, BrokenPipeError):
             raise
         print(f"outlast {name}: error: {error}", file=sys.stderr)
         return FAILED
+
+
+def note(name: str, record: JobRecord) -> None:
+    """Say what is wrong with the record of a job that is over."""
+    for each in record.notes:
+        print(f"outlast {name}: {each}", file=sys.stderr)
+
+
+def _newest(name: str, args: argparse.Namespace, why_not: str) -> PastJob:
+    """The newest job that has left something on this machine; of Slurm, the job with that id."""
+    if args.slurm:
+        left = slurm_state(args.slurm) / EVENTS
+        if not left.exists():
+            raise ValueError(why_not)
+        print(f"outlast {name}: Slurm job {args.slurm} is over", file=sys.stderr)
+        return PastJob((left,))
+    logs = tokens.last_logs()
+    if logs is None or (args.job and not PastJob((logs,)).has(args.job)):
+        raise ValueError(f"{why_not}, or --log-dir of a job that is over")
+    print(f"outlast {name}: no running job; this one left its logs in {logs}", file=sys.stderr)
+    return PastJob((logs,), args.job)

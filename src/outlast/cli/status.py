@@ -9,10 +9,10 @@ import msgspec
 from outlast.cli import observing
 from outlast.events.numbered import NumberedEvent
 from outlast.ledger.summary import LedgerSummary, ledger, summarize
-from outlast.observe import FoundJob, Observer
+from outlast.observe import FoundJob, Observer, PastJob
 from outlast.observe.health import EXIT_CODES, JobHealth, health_of
 from outlast.observe.screen import Screen
-from outlast.observe.status import status_fields, status_lines
+from outlast.observe.status import past_fields, past_lines, status_fields, status_lines
 from outlast.protocol.observers import Detail
 
 STYLES = {JobHealth.HEALTHY: "bold green", JobHealth.DEGRADED: "bold yellow", JobHealth.OVER: "bold"}
@@ -20,7 +20,9 @@ STYLES = {JobHealth.HEALTHY: "bold green", JobHealth.DEGRADED: "bold yellow", Jo
 
 def main(argv: Sequence[str]) -> int:
     """Print the status; 0: healthy, 3: degraded, 4: over, 1: it cannot be told, 2: wrong flags."""
-    parser = observing.parser("status", "Says whether a job trains, and how. Exit code: 0 healthy, 3 degraded, 4 over.")
+    parser = observing.parser_of_past(
+        "status", "Says whether a job trains, and how. Exit code: 0 healthy, 3 degraded, 4 over."
+    )
     parser.add_argument("--json", action="store_true", help="For programs: the view, the ledger and the health.")
     args = parser.parse(argv)
 
@@ -33,12 +35,24 @@ def main(argv: Sequence[str]) -> int:
         if args.json:
             print(msgspec.json.encode(status_fields(view, books)).decode())
         else:
-            screen = Screen()
-            for number, line in enumerate(status_lines(view, books)):
-                screen.line(line, STYLES[health_of(view)] if number == 0 else "")
+            _print(status_lines(view, books), health_of(view))
         return EXIT_CODES[health_of(view)]
 
-    return observing.run("status", args, show)
+    def show_past(job: PastJob) -> int:
+        record = job.read()
+        if args.json:
+            print(msgspec.json.encode(past_fields(record)).decode())
+        else:
+            _print(past_lines(record), JobHealth.OVER)
+        return EXIT_CODES[JobHealth.OVER] if record.ledger.over else observing.FAILED
+
+    return observing.run("status", args, show, past=show_past)
+
+
+def _print(lines: Sequence[str], health: JobHealth) -> None:
+    screen = Screen()
+    for number, line in enumerate(lines):
+        screen.line(line, STYLES[health] if number == 0 else "")
 
 
 async def read_ledger(observer: Observer, until: float) -> LedgerSummary | None:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 
 from outlast.cli import observing
-from outlast.cli.events import INTERRUPTED
 from outlast.core.job.phase import Phase
 from outlast.observe import FoundJob
 from outlast.observe.ranks import top_lines
@@ -40,4 +39,4 @@ def main(argv: Sequence[str]) -> int:
     try:
         return observing.run("top", args, show)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return observing.INTERRUPTED

@@ -8,34 +8,44 @@ import msgspec
 
 from outlast.cli import observing
 from outlast.events.numbered import NumberedEvent
-from outlast.ledger.summary import ledger, summarize
-from outlast.observe import FoundJob
+from outlast.ledger.accountant import TimedEvent
+from outlast.ledger.summary import LedgerSummary, ledger, summarize
+from outlast.observe import FoundJob, PastJob
 from outlast.observe.faults import why_fields, why_paragraph, why_stacks
+from outlast.observe.past import NO_END
 from outlast.observe.screen import Screen
 
 
 def main(argv: Sequence[str]) -> int:
     """Say what went wrong last: what, where, by which evidence, what was done about it, and what it cost."""
-    parser = observing.parser("why", "Tells of the last fault of a job: what, where, evidence, and its cost.")
+    parser = observing.parser_of_past("why", "Tells of the last fault of a job: what, where, evidence, and its cost.")
     parser.add_argument("--json", action="store_true", help="For programs: the fault with its cost; null: none.")
     parser.add_argument(
         "--stacks", action="store_true", help="After a hang: also where ranks stood, the culprit first."
     )
     args = parser.parse(argv)
 
-    async def tell(job: FoundJob) -> int:
-        async with job.observer() as observer:
-            view = await observer.view()
-            events = [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
-        books = summarize(ledger(events, until=view.time))
+    def tell(name: str, events: Sequence[TimedEvent], books: LedgerSummary, *, past: bool = False) -> int:
         if args.json:
             print(msgspec.json.encode(why_fields(events, books)).decode())
             return 0
         screen = Screen()
-        screen.line(why_paragraph(events, books) or f"job {view.job}: nothing has failed")
+        unfinished = "" if books.over or not past else f"; {NO_END}"
+        screen.line(why_paragraph(events, books) or f"job {name}: nothing has failed{unfinished}")
         if args.stacks:
             for line in why_stacks(events, books) or ["the last fault was no hang: there are no stacks"]:
                 screen.line(line)
         return 0
 
-    return observing.run("why", args, tell)
+    async def ask(job: FoundJob) -> int:
+        async with job.observer() as observer:
+            view = await observer.view()
+            events = [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
+        return tell(view.job, events, summarize(ledger(events, until=view.time)))
+
+    def read(job: PastJob) -> int:
+        record = job.read()
+        observing.note("why", record)
+        return tell(record.job, record.events, record.ledger, past=True)
+
+    return observing.run("why", args, ask, past=read)

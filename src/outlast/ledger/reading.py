@@ -8,6 +8,8 @@ import msgspec
 
 from outlast.events.events import VERSION, JobEvent
 
+EVENTS = "events.jsonl"  # in a log directory
+
 
 class RecordedEvent(msgspec.Struct, frozen=True):
     """An event of a file, with its time and where it belongs."""

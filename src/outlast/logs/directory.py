@@ -177,14 +177,16 @@ class NodeLogs:
             return log, Marks(None)
 
 
-def logs_below(path: Path) -> list[NodeLogs]:
-    """The nodes whose logs are in a directory, of the newest job and for each node the newest directory.
+def logs_below(path: Path, job: str = "") -> list[NodeLogs]:
+    """The nodes whose logs are in a directory, of this or the newest job, and for each node the newest directory.
 
     Raises ValueError in one line.
     """
     if path.name.startswith(ATTEMPT):
         path = path.absolute().parent
     found = {each.parent for depth in ("", "*/", "*/*/") for each in path.glob(f"{depth}{ATTEMPT}*") if each.is_dir()}
+    if job:
+        found = {each for each in found if NodeLogs(each).job == job}
     if not found:
         raise ValueError(f"{path} holds no {ATTEMPT}0 or the like: give the --log-dir of the job, or a directory in it")
     newest = sorted(found, key=lambda each: each.stat().st_mtime)

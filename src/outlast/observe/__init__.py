@@ -4,6 +4,7 @@ Whoever watches takes no part in the job: nothing in here can slow it down or en
 """
 
 from outlast.observe.client import EventGap, Observer, ObserverRefused
-from outlast.observe.finding import FoundJob, locate
+from outlast.observe.finding import FoundJob, NoJobHere, locate
+from outlast.observe.past import PastJob
 
-__all__ = ["EventGap", "FoundJob", "Observer", "ObserverRefused", "locate"]
+__all__ = ["EventGap", "FoundJob", "NoJobHere", "Observer", "ObserverRefused", "PastJob", "locate"]

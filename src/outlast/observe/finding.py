@@ -19,6 +19,10 @@ from outlast.transport.local_jobs import LocalJob, local_jobs
 TRIES, PAUSE = 300, 0.2  # for an agent that is just starting, and seconds between them
 
 
+class NoJobHere(ValueError):
+    """No job of this user runs on this machine, or none of that name; the message says what to do."""
+
+
 class FoundJob(msgspec.Struct, frozen=True):
     """Where to ask about a job. `logs`: directories on this machine that have its workers' logs."""
 
@@ -46,8 +50,10 @@ def locate(settings: Settings, *, job: str = "", endpoint: Endpoint | None = Non
         return FoundJob(job, (endpoint,), given if given is not None else _token_at(endpoint), settings)
     jobs = _grouped(local_jobs() or _hosted())
     fitting = {key: all_of for key, all_of in jobs.items() if job in ("", key[0])}
-    if len(fitting) != 1:
-        raise ValueError(_which(job, list(jobs.values()), list(fitting.values())))
+    if not fitting:
+        raise NoJobHere(_nowhere(job, list(jobs.values())))
+    if len(fitting) > 1:
+        raise ValueError(f"which one? Give --job NAME or --endpoint HOST:PORT: {_names(list(fitting.values()))}")
     [agents] = fitting.values()
     return _found(agents, settings)
 
@@ -102,10 +108,11 @@ def _token_at(place: Endpoint) -> str | None:
     return told[0] if told else tokens.find(place.port)
 
 
-def _which(job: str, here: list[list[LocalJob]], fitting: list[list[LocalJob]]) -> str:
-    names = ", ".join(f"{agents[0].job} at {agents[0].places[0]}" for agents in here if agents[0].places)
+def _nowhere(job: str, here: list[list[LocalJob]]) -> str:
     if not here:
         return "no job of yours runs on this machine: give --endpoint HOST:PORT of one of its nodes"
-    if job and not fitting:
-        return f"no job {job!r} runs on this machine, only: {names}"
-    return f"which one? Give --job NAME or --endpoint HOST:PORT: {names}"
+    return f"no job {job!r} runs on this machine, only: {_names(here)}"
+
+
+def _names(jobs: list[list[LocalJob]]) -> str:
+    return ", ".join(f"{agents[0].job} at {agents[0].places[0]}" for agents in jobs if agents[0].places)

@@ -10,7 +10,8 @@ from outlast.events.phrases import count, listed
 from outlast.events.sentences import why
 from outlast.ledger.summary import LedgerSummary
 from outlast.observe.health import JobHealth, complaints, health_of
-from outlast.observe.words import duration
+from outlast.observe.past import NO_END, JobRecord
+from outlast.observe.words import duration, moment
 from outlast.protocol.views import JobView
 
 
@@ -31,7 +32,7 @@ def status_lines(view: JobView, ledger: LedgerSummary | None) -> list[str]:
         rows.append(("snapshot", f"step {view.snapshot.step:,}, {age} ago, in the memory of the nodes"))
     if ledger is not None and ledger.time.get("productive"):
         rows.append(("goodput", _goodput(ledger)))
-    return lines + [f"  {name:11} {text}" for name, text in rows]
+    return lines + _rows(rows)
 
 
 def status_fields(view: JobView, ledger: LedgerSummary | None) -> dict[str, Any]:
@@ -43,6 +44,39 @@ def status_fields(view: JobView, ledger: LedgerSummary | None) -> dict[str, Any]
         "view": msgspec.to_builtins(view),
         "ledger": msgspec.to_builtins(ledger),
     }
+
+
+def past_lines(record: JobRecord) -> list[str]:
+    """The same for a job that is over, by its record."""
+    told = record.ledger
+    step = f"; step {told.step:,}" if told.step is not None else ""
+    if told.over:
+        headline = f"over ({told.ending}){step}"
+        rows = [("ended", f"{moment(told.until)}: {told.reason or told.ending}")]
+    else:
+        headline = f"not known{step}"
+        rows = [("problem", NO_END), ("last event", moment(told.until))]
+    rows += [("generation", str(told.generation or "none")), ("restarts", str(told.restarts))]
+    if faults := [each.fault for each in told.faults if not each.fault.planned]:
+        rows.append(("last fault", faults[-1].text))
+    if told.time.get("productive"):
+        rows.append(("goodput", _goodput(told)))
+    rows += [("record", note) for note in record.notes]
+    return [f"job {record.job}: {headline}", *_rows(rows)]
+
+
+def past_fields(record: JobRecord) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "health": JobHealth.OVER.value if record.ledger.over else "unknown",
+        "problems": list(record.notes),
+        "view": None,
+        "ledger": msgspec.to_builtins(record.ledger),
+    }
+
+
+def _rows(rows: list[tuple[str, str]]) -> list[str]:
+    return [f"  {name:11} {text}" for name, text in rows]
 
 
 def _headline(view: JobView, health: JobHealth) -> str:

@@ -5,14 +5,13 @@ So Slurm can give and take back every one of them alone. They are found by their
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from outlast.platforms.slurm import hosts_of
+from outlast.providers.slurm_queue import slurm_command
 
 LISTED = "%i|%T|%D|%N|%k"  # of squeue: id, state, how many nodes, which, comment
 GONE = ("COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
@@ -64,7 +63,7 @@ def growth(wanted: int, here: Sequence[str], added: Sequence[AddedNodes]) -> Gro
 
 def added_nodes(job: str) -> list[AddedNodes]:
     """The jobs of this user that joined this one, or will. Raises ValueError."""
-    said = _run("squeue", "--noheader", "--me", f"--format={LISTED}")
+    said = slurm_command("squeue", "--noheader", "--me", f"--format={LISTED}")
     return parse(said, job)
 
 
@@ -86,21 +85,10 @@ def submit_nodes(job: str, state: Path, count: int) -> list[str]:
     """Ask for so many nodes, one job each, by the script that the job left in its state. Returns their ids."""
     options = ["--parsable", "--nodes=1", "--no-requeue", "--exclusive", f"--comment={comment_of(job)}"]
     script = [str(state / "script"), job, "join"]
-    return [_run("sbatch", *options, *script).strip().partition(";")[0] for _ in range(count)]
+    return [slurm_command("sbatch", *options, *script).strip().partition(";")[0] for _ in range(count)]
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
     """Take them out of the queue."""
     if jobs:
-        _run("scancel", *jobs)
-
-
-def _run(program: str, *arguments: str) -> str:
-    path = shutil.which(program)
-    if path is None:
-        raise ValueError(f"there is no {program} on this machine: run this on a login node of the cluster")
-    said = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
-    if said.returncode:
-        reason = " ".join(said.stderr.split()) or f"exit code {said.returncode}"
-        raise ValueError(f"{program} refused: {reason}")
-    return said.stdout
+        slurm_command("scancel", *jobs)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from outlast.core.job.commands import Publish
 from outlast.core.job.job import Job
+from outlast.events.phrases import count
 from outlast.journal import Began, Happened, JournalCut, JournalDamaged, Record, read
-from outlast.ledger.reading import RecordedEvent, Recording, recordings
-
-EVENTS = "events.jsonl"  # in a log directory
+from outlast.ledger.reading import EVENTS, RecordedEvent, Recording, recordings
 
 
 def recorded(paths: Sequence[Path], *, job: str = "") -> tuple[Recording, list[str]]:
@@ -34,7 +33,7 @@ def recorded(paths: Sequence[Path], *, job: str = "") -> tuple[Recording, list[s
     if len(runs) > 1:
         notes.append(f"there are {len(runs)} runs; this is the newest")
     if newest.skipped:
-        notes.append(f"{newest.skipped} lines could not be read, and are left out")
+        notes.append(f"{count(newest.skipped, 'line')} could not be read")
     return newest, notes
 
 

@@ -18,6 +18,8 @@ from outlast.launch import Endpoint
 from outlast.protocol.fields import UNREADABLE
 from outlast.system import private, proc
 
+LAST_LOGS = "last-logs"
+
 
 def make() -> str:
     """A new token.
@@ -69,6 +71,20 @@ def leave(record: Record) -> Path:
     path = _directory() / f"{_here()}-{record.endpoint.port}.job"
     private.write(path, msgspec.json.encode(record))
     return path
+
+
+def remember_logs(directory: Path) -> None:
+    """Note where the newest job on this machine keeps its logs, so that commands find them when it is over."""
+    private.write(_directory() / LAST_LOGS, os.fsencode(directory.absolute()))
+
+
+def last_logs() -> Path | None:
+    """Where the newest job of this user on this machine has left its logs; None: nowhere, or they are gone."""
+    try:
+        path = Path(os.fsdecode(private.read(_directory() / LAST_LOGS)))
+    except OSError:
+        return None
+    return path if path.is_dir() else None
 
 
 def journal_of(port: int) -> Path:
