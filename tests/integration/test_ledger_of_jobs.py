@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -88,3 +89,23 @@ def test_a_coordinator_that_is_killed_leaves_no_gap(tmp_path: Path) -> None:
     with outlast("report", logs, "-o", tmp_path / "report.html") as reporting:
         assert reporting.wait() == 0, reporting.output
     assert "succeeded" in (tmp_path / "report.html").read_text()
+
+
+def test_a_job_that_was_stopped_as_a_whole_was_suspended_and_waited_in_the_queue_before(tmp_path: Path) -> None:
+    events, enough = tmp_path / "events.jsonl", tmp_path / "enough"
+    flags = (f"--ft-events={events}", "--node-timeout=1", f"--ft-submitted={time.time() - 3600:.0f}")
+    with job(*flags, script=_steps_until(tmp_path, enough)) as process:
+        process.wait_for("five steps")
+        tree = [process.pid, *process.tree()]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in tree:
+                os.kill(pid, number)
+            if number == signal.SIGSTOP:
+                time.sleep(5)  # this is what is measured: nobody can be waited for who is stopped
+        process.wait_for("the job was suspended for")
+        enough.touch()
+        assert process.wait() == 0, process.output
+    told = summarize(books_of(events))
+    assert told.time["suspended"] >= 4.0
+    assert 3500 < told.time["queued"] < 4000
+    assert told.known == 1.0

@@ -34,6 +34,14 @@ class JobBegan(_JobEvent, frozen=True, tag="job began"):
     least: int  # nodes that it needs
     most: int  # nodes that it wants
     ago: float = 0.0  # seconds before this event: when that node was started
+    queued: float = 0.0  # seconds from the job's submission to that; 0: not known
+
+
+class JobSuspended(_JobEvent, frozen=True, tag="job suspended"):
+    """The whole job stood still: every node, and the coordinator with them."""
+
+    seconds: float
+    ago: float = 0.0  # seconds before this event: when it went on
 
 
 class GenerationFormed(_JobEvent, frozen=True, tag="generation formed"):
@@ -282,6 +290,7 @@ class JobOver(_JobEvent, frozen=True, tag="job over"):
 
 JobEvent = (
     JobBegan
+    | JobSuspended
     | GenerationFormed
     | TrainingBegan
     | TrainingProgress

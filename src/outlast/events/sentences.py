@@ -152,6 +152,11 @@ def _(began: events.JobBegan) -> str:
 
 
 @sentence.register
+def _(suspended: events.JobSuspended) -> str:
+    return f"the job was suspended for {suspended.seconds:.0f} s"
+
+
+@sentence.register
 def _(began: events.TrainingBegan) -> str:
     step = f", first step {began.step}" if began.step is not None else ""
     return f"generation {began.generation} trains{step}"

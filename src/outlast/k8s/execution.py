@@ -110,7 +110,7 @@ def _tell(plan: Plan, written: Raw, seen: JobObservation, now: float) -> Generat
 def _act(plan: Plan, written: Raw | None, seen: JobObservation, token: str, now: float) -> Execution:
     again, created, refused, problems = False, dict[int, str](), dict[int, Refusal](), []
     for action in plan.actions:
-        request = request_of(action, seen, token)
+        request = request_of(action, seen, token, now)
         reply = yield request
         if isinstance(action, CreatePod):
             slot = action.order.slot
@@ -139,12 +139,12 @@ def _status_request(plan: Plan, job: Raw) -> ApiRequest:
     return ApiRequest(method="PUT", path=f"{job_path(meta['namespace'], meta['name'])}/status", body=body)
 
 
-def request_of(action: Action, seen: JobObservation, token: str) -> ApiRequest:
+def request_of(action: Action, seen: JobObservation, token: str, now: float) -> ApiRequest:
     """The request that an action comes to."""
     job = seen.job
     if isinstance(action, CreatePod):
         assert seen.spec is not None
-        body = rendering.pod(job, seen.spec, action.order, seen.service_ip)
+        body = rendering.pod(job, seen.spec, action.order, seen.service_ip, now)
         return ApiRequest(method="POST", path=_core(job, "pods"), body=body)
     if isinstance(action, DeletePod):
         return ApiRequest(

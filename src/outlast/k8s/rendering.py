@@ -109,8 +109,8 @@ def service(job: JobIdentity) -> Manifest:
     }
 
 
-def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str) -> Manifest:
-    """The template, with what Outlast needs added. What the template says itself stays as it is."""
+def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str, now: float = 0.0) -> Manifest:
+    """The template, with what Outlast needs added. What the template says itself stays as it is. `now`: since 1970."""
     worker = spec.replica_specs.worker
     template = copy.deepcopy(worker.template)
     given = template.get("metadata") or {}
@@ -120,7 +120,8 @@ def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str
     main = main_container(pod_spec, given)
     annotations = {**(given.get("annotations") or {}), MAIN_ANNOTATION: main["name"]}
     meta |= {"labels": labels, "annotations": annotations}
-    main["env"] = _env(job, spec, order, service_ip, main.get("env") or [])
+    waits_since = {"OUTLAST_SUBMITTED": f"{now:.0f}"} if now else {}
+    main["env"] = _env(job, spec, order, service_ip, main.get("env") or [], waits_since)
     if order.memory:
         _set_memory(main, order.memory)
     if spec.drain.pre_stop:
@@ -150,7 +151,12 @@ def _meta(job: JobIdentity, name: str) -> Manifest:
 
 
 def _env(
-    job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str, given: Sequence[Manifest]
+    job: JobIdentity,
+    spec: ElasticJobSpec,
+    order: PodOrder,
+    service_ip: str,
+    given: Sequence[Manifest],
+    more: dict[str, str],
 ) -> list[Manifest]:
     """Variables of ours that the template does not set itself come first, so that its own may refer to them."""
     ours: dict[str, Any] = {
@@ -159,7 +165,7 @@ def _env(
         "NODE_NAME": {"fieldRef": {"fieldPath": "spec.nodeName"}},
         "OUTLAST_TOKEN": {"secretKeyRef": {"name": secret_name(job.name), "key": TOKEN_KEY}},
     }
-    ours |= _launch_variables(job, spec, order, service_ip) | _dlrover_variables(job, spec, order)
+    ours |= _launch_variables(job, spec, order, service_ip) | _dlrover_variables(job, spec, order) | more
     ours |= {f"{ENV_PREFIX}{name.upper()}": spelled(value) for name, value in spec.config.items()}
     taken = {each["name"] for each in given}
     added = [

@@ -115,10 +115,15 @@ class Accountant:
     # -- the book
 
     def _open(self, at: int, event: JobEvent) -> None:
-        ago = _ns(event.ago) if isinstance(event, events.JobBegan) else 0
-        self.began = self.now = at - ago
         if not isinstance(event, events.JobBegan):
+            self.began = self.now = at
             self._state = LedgerState.UNKNOWN  # its beginning is not recorded
+            return
+        started = at - _ns(event.ago)
+        self.began = self.now = started - _ns(event.queued)
+        self._state = LedgerState.QUEUED
+        self._keep_until(started)
+        self._state = LedgerState.PROVISIONING
 
     def _keep_until(self, at: int) -> None:
         running = self._state in RUNNING
@@ -168,6 +173,13 @@ class Accountant:
     @_on.register
     def _(self, event: events.JobBegan) -> None:
         self._least, self._most = event.least, event.most
+
+    @_on.register
+    def _(self, event: events.JobSuspended) -> None:
+        """Whatever the job was at, it stood still. What was noticed only because of that is no fault's time."""
+        assert self.began is not None
+        end = self.now - _ns(event.ago)
+        self.book.move(max(self.began, end - _ns(event.seconds)), end, LedgerState.SUSPENDED, fault=0, source=_ALL)
 
     @_on.register
     def _(self, event: events.NodeJoined) -> None:

@@ -10,7 +10,7 @@ SECOND = 1_000_000_000  # nanoseconds: the ledger counts in whole ones, so that 
 class LedgerState(str, Enum):
     """What a second went into."""
 
-    QUEUED = "queued"  # before the first node came
+    QUEUED = "queued"  # from the submission to the start of the first node
     PROVISIONING = "provisioning"  # fewer than MIN nodes are here
     STARTING = "starting"  # from the formed generation to its first step
     CHECKING = "checking"  # node checks that a generation waits for
@@ -25,7 +25,7 @@ class LedgerState(str, Enum):
     HUNG = "hung"
     SLOWED = "slowed"  # by a straggler: what a step takes beyond that of the median rank
     DRAINING = "draining"  # a planned change: all ranks save before the generation ends
-    SUSPENDED = "suspended"  # the machine slept
+    SUSPENDED = "suspended"  # the whole job stood still
     REDUCED = "reduced"  # node-seconds alone: nodes that are missing to the wanted size
     SPARE = "spare"  # node-seconds alone: nodes that are here without a place in the generation
     UNKNOWN = "unknown"

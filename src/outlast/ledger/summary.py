@@ -25,6 +25,13 @@ BADPUT = {
     LedgerState.RESTORING: "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME",
 }
 
+_OWN_CAUSES = {
+    LedgerState.QUEUED: "queue",
+    LedgerState.SUSPENDED: "suspended",
+    LedgerState.CHECKPOINT: "training script",
+    LedgerState.DATA_WAIT: "training script",
+}
+
 
 class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
     """A fault, and what it cost."""
@@ -137,8 +144,7 @@ def cause_of(span: Span, faults: list[Fault]) -> tuple[str, str]:
         return faults[span.fault - 1].cause, faults[span.fault - 1].place
     if span.state in (LedgerState.PRODUCTIVE, LedgerState.UNKNOWN):
         return "", ""
-    own = (LedgerState.CHECKPOINT, LedgerState.DATA_WAIT)
-    return ("training script" if span.state in own else STARTED), ""
+    return _OWN_CAUSES.get(span.state, STARTED), ""
 
 
 def _costs(accountant: Accountant, price: float | None) -> tuple[FaultCost, ...]:

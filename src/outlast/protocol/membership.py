@@ -101,6 +101,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     since: Finite = 0.0  # when it took its place, by the clock of its machine: of two with the same key, who came later
     keeper: Port = 0  # where its keeper listens; 0: nowhere
     hands: Hands | None = None  # the shards that its ranks have and have done
+    queued: Time = 0.0  # seconds from the job's submission to the start of this node
 
     @property
     def place(self) -> str:

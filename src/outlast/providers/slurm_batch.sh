@@ -36,6 +36,8 @@ else
   if [ "$role" = relay ] && { [ "$follows" = "$me" ] || [ "$(state_of "$follows")" != RUNNING ]; }; then follows=; fi
 fi
 places=("${nodes[@]/%/:$port}")
+# Since when this start has waited in the queue: the last one left, or the job was submitted.
+since=$(cat "$state/left" 2>/dev/null || date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %V)" +%s)
 touch "$events"
 seen=$(wc -l <"$events")
 rm -f "$state/exit.$SLURM_JOB_ID".*
@@ -114,7 +116,7 @@ node() {
   while :; do
     everywhere=$( { [ "$role" = lead ] || cat "$state/places"; printf '%s\n' "${places[@]}"; } | awk '!n[$0]++' | paste -sd,)
     srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap --no-kill --kill-on-bad-exit=0 \
-      "${srun_options[@]}" env SLURM_PROCID="$2" "${before[@]}" --rdzv-id="$(cat "$state/name")" \
+      "${srun_options[@]}" env SLURM_PROCID="$2" OUTLAST_SUBMITTED="${since:-0}" "${before[@]}" --rdzv-id="$(cat "$state/name")" \
       --rdzv-endpoint="$everywhere" --ft-node-name="$1" --ft-token-file="$state/token" --ft-events="$events" \
       "${after[@]}"
     code=$?
@@ -143,6 +145,7 @@ for step in "${steps[@]}"; do
 done
 
 kill "${helpers[@]}" 2>/dev/null
+date +%s >"$state/left"
 codes=$(cat "$state/exit.$SLURM_JOB_ID".* 2>/dev/null | sort -un | xargs)
 has() { case " $codes " in *" $1 "*) true ;; *) false ;; esac }
 say "the steps ended with: ${codes:-nothing}"

@@ -164,6 +164,14 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     """What can be set beyond torchrun's flags. One object, read once, passed down."""
 
     node_name: Annotated[str, _about("Name of this node in logs and for ordering; empty: the host name.")] = ""
+    submitted: Annotated[
+        float,
+        msgspec.Meta(ge=0),
+        _about(
+            "When the job was submitted, in seconds since 1970: the ledger counts the time until its first node starts "
+            "as queued. Set on Slurm and Kubernetes."
+        ),
+    ] = 0.0
     connect_timeout: Annotated[
         Seconds, _about("Seconds an agent tries to reach the coordinator before it gives up.")
     ] = 60.0

@@ -257,3 +257,46 @@ def test_every_unproductive_second_has_a_cause() -> None:
     for span in books.book.timeline():
         cause, _ = cause_of(span, books.faults)
         assert bool(cause) == (span.state is not LedgerState.PRODUCTIVE)
+
+
+def test_the_wait_in_the_queue_comes_before_the_first_node_and_costs_nothing() -> None:
+    began = (0.0, events.JobBegan(generation=0, least=2, most=2, ago=1.0, queued=3600.0))
+    told = story(began, *START[1:], (10.0, events.TrainingBegan(generation=1, step=1)), (110.0, over(1)), price=1.0)
+    assert told.time["queued"] == 3600.0
+    assert told.time["provisioning"] == 3.0
+    assert told.began == pytest.approx(1e9 - 3601)
+    assert told.ettr == pytest.approx(100 / 111)
+    assert "queued" not in told.node_time
+    assert told.cost is not None
+    assert told.cost < 0.1  # node-hours of two nodes in two minutes, and none of an hour in the queue
+
+
+def test_a_job_that_stood_still_was_suspended_and_not_detecting_or_training() -> None:
+    """At 40 it was stopped, and at 90 it went on: silence is noticed at once, and training goes on from step 31."""
+    lost = reasons.LostNode("b", "nothing heard for 3 s")
+    told = story(
+        *TRAINS,
+        (90.0, events.GenerationEnding(generation=1, reason=lost, ago=3.0)),
+        (90.5, events.JobSuspended(generation=1, seconds=50.0, ago=0.5)),
+        (91.0, events.WorkersGone(generation=1, step=31, ago=51.0)),
+        (92.0, formed(2)),
+        (95.0, events.TrainingBegan(generation=2, step=32)),
+        (195.0, over(2)),
+    )
+    assert told.time["suspended"] == 50.0
+    assert told.time["productive"] == 130.0
+    assert told.time.get("detecting", 0.0) == 0.0
+    assert told.ettr == pytest.approx(130 / 145)
+    assert sum(told.time.values()) == told.wall
+
+
+def test_queue_and_suspension_are_causes_of_their_own() -> None:
+    began = (0.0, events.JobBegan(generation=0, least=2, most=2, queued=5.0))
+    books = ledger(
+        [
+            At(1e9 + time, event)
+            for time, event in (began, *TRAINS[1:], (60.0, events.JobSuspended(generation=1, seconds=9.0)))
+        ]
+    )
+    causes = {span.state: cause_of(span, books.faults)[0] for span in books.book.timeline()}
+    assert (causes[LedgerState.QUEUED], causes[LedgerState.SUSPENDED]) == ("queue", "suspended")

@@ -44,6 +44,7 @@ def test_the_defaults_are_decisions() -> None:
         "node_unit": 1,
         "last_call": 3.0,
         "pend_timeout": 600.0,
+        "submitted": 0.0,
         "connect_timeout": 60.0,
         "node_timeout": 3.0,
         "empty_timeout": 10.0,

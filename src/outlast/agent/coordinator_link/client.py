@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
@@ -55,6 +56,7 @@ class CoordinatorClient:
         self._joined = joined
         self._doors = doors
         self._asked = asked
+        self._queued = max(0.0, time.time() - settings.submitted) if settings.submitted else 0.0
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._welcomed = False
         self._hung_up_since = float("nan")
@@ -163,6 +165,7 @@ class CoordinatorClient:
             since=self._place.since,
             keeper=self._keeper.port,
             hands=node.hands,
+            queued=self._queued,
         )
 
     def _host(self, mandate: Mandate) -> None:

@@ -15,6 +15,7 @@ from outlast.core.coordinator.commands import Break, Close, Command, Connection,
 from outlast.core.coordinator.copying import EventCopying
 from outlast.core.coordinator.history import History
 from outlast.core.coordinator.observers import Observers
+from outlast.core.coordinator.suspension import Suspension
 from outlast.core.job.commands import Command as Decision
 from outlast.core.job.commands import Drop, Publish, Reply, Send
 from outlast.core.job.inputs import Asked, Event, Found, Joined, Lost, Progressed, Queried, Reported, Saw, Straggled
@@ -26,7 +27,7 @@ from outlast.core.stragglers.stragglers import Stragglers
 from outlast.core.succession.authority import Memory
 from outlast.core.succession.succession import FIRST
 from outlast.core.tick import Tick
-from outlast.events.events import JobEvent
+from outlast.events.events import JobEvent, JobSuspended
 from outlast.events.numbered import NumberedEvent
 from outlast.events.reasons import NodeLoss
 from outlast.protocol.checks import Findings
@@ -75,6 +76,7 @@ class Coordinator(Generic[Connection]):
         self._liveness = Liveness(rules.node_timeout)
         self._stragglers = Stragglers(rules.straggler_factor)
         self._progress = JobProgress()
+        self._suspension = Suspension(rules.node_timeout)
         self._current: dict[str, Connection] = {}
         self._nodes: dict[Connection, str] = {}  # who joined on it, also on those that no longer count
         self._paces: dict[str, Paces] = {}  # how the ranks of each node got on when they last told
@@ -133,7 +135,7 @@ class Coordinator(Generic[Connection]):
     ) -> list[Command[Connection]]:
         """A message has come. `may_act`: its sender has proved more than that it may observe. `unread`: bytes of ours
         that it has not taken yet."""
-        self._out = []
+        self._begin(now)
         if isinstance(message, REQUESTS):
             self._out += self.observers.heard(connection, message, now, unread=unread)
         elif not may_act:
@@ -151,13 +153,13 @@ class Coordinator(Generic[Connection]):
 
     def asked(self, ask: Ask, now: float) -> list[Command[Connection]]:
         """Somebody asks for something, and not on a connection."""
-        self._out = []
+        self._begin(now)
         self._ask(None, ask, now)
         return self._out
 
     def ended(self, connection: Connection, now: float, *, broke: str = "") -> list[Command[Connection]]:
         """The connection is no more: its other end closed it, or it broke."""
-        self._out = []
+        self._begin(now)
         self.observers.ended(connection)
         node = self._nodes.pop(connection, None)
         if node is None or self._current.get(node) != connection:
@@ -175,7 +177,7 @@ class Coordinator(Generic[Connection]):
 
     def tick(self, now: float, *, heard_until: float | None = None) -> list[Command[Connection]]:
         """Time has passed. `heard_until`: what came in later has not been read, so nobody is silent since then."""
-        self._out = []
+        self._begin(now)
         for node in self._liveness.silent(now if heard_until is None else heard_until):
             self._out.append(Break(self._current[node]))
             self._forget(node)
@@ -188,6 +190,10 @@ class Coordinator(Generic[Connection]):
             self._out.append(Write(self._current[node], copies))
         self._out += self.observers.tick(now)
         return self._out
+
+    def _begin(self, now: float) -> None:
+        self._out = []
+        self._suspension.passes(now, self._current)
 
     def _blank_batch(self, now: float) -> EventBatch:
         places = tuple((each.addr, each.port) for each in self.job.successors)
@@ -210,11 +216,13 @@ class Coordinator(Generic[Connection]):
         self._liveness.heard(join.node, now)
         self._copying.forget(join.node, now)
         self._feed(Joined(join), now)
+        self._note_suspension(join.node, join.report, now)
 
     def _hear(self, node: str, message: FromAgent, now: float) -> None:
         if isinstance(message, Report):
             self._liveness.heard(node, now)
             self._feed(Reported(node, message), now)
+            self._note_suspension(node, message, now)
             if message.training is not None:
                 self._train(node, message.training, now)
         elif isinstance(message, Seen):
@@ -232,6 +240,13 @@ class Coordinator(Generic[Connection]):
         else:
             assert not isinstance(message, Join | Ask)
             self._feed(Queried(node, message), now)
+
+    def _note_suspension(self, node: str, report: Report, now: float) -> None:
+        stood = self._suspension.heard(node, report.sent + self.job.about(node)[1])
+        if stood is not None and self.outcome is None:
+            begin, end = stood
+            event = JobSuspended(generation=self.job.generation, seconds=end - begin, ago=now - end)
+            self._feed(Progressed(event), now)
 
     def _train(self, node: str, training: Training, now: float) -> None:
         """Beside the job's decisions, too: what all ranks have come to is one event, and not one for each node."""

@@ -6,7 +6,7 @@ import msgspec
 
 from outlast.core.stragglers.stragglers import Straggler
 from outlast.core.tick import Tick
-from outlast.events.events import TrainingBegan, TrainingProgress
+from outlast.events.events import JobSuspended, TrainingBegan, TrainingProgress
 from outlast.events.reasons import NodeLoss
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
@@ -50,9 +50,9 @@ class Straggled(msgspec.Struct, frozen=True, tag="straggled"):
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
-    """All ranks train, or have got further."""
+    """All ranks train, have got further, or stood still."""
 
-    event: TrainingBegan | TrainingProgress
+    event: TrainingBegan | TrainingProgress | JobSuspended
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):

@@ -283,7 +283,9 @@ class Job:
         s = self._state
         started = now - (join.report.sent - join.since) if join.since and join.report.sent else now
         ago = max(0.0, now - started, now - s.began)
-        s.out.publish(JobBegan(generation=0, least=s.rules.min_nodes, most=s.rules.max_nodes, ago=ago))
+        s.out.publish(
+            JobBegan(generation=0, least=s.rules.min_nodes, most=s.rules.max_nodes, ago=ago, queued=join.queued)
+        )
 
     def _take_in(self, join: Join, now: float) -> None:
         s = self._state
