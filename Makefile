@@ -8,7 +8,7 @@ FRAMEWORKS := $(VENV)/frameworks
 # Pinned for development: the newest torch pulls gigabytes of CUDA. The package itself takes torch >= 2.6.
 TORCH := torch==2.13.0
 
-.PHONY: setup demo test test-platforms lint bench clean
+.PHONY: setup demo test test-platforms lint docs dist bench clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,21 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site has an environment of its own: it imports nothing of ours.
+DOCS := $(VENV)/docs
+
+$(DOCS)/.ready: scripts/docs-requirements
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	$(PYTHON) scripts/check-site build/site
+
+dist:
+	./scripts/build-dist
 
 bench: setup
 	$(BIN)/python benchmarks/control_plane.py
