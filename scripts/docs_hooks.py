@@ -18,6 +18,15 @@ PAGES = {
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
+def on_config(config: Any) -> Any:
+    """Lists a new page under How-to until mkdocs.yml says where it belongs."""
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    unlisted = sorted(each.name for each in (ROOT / "docs").glob("*.md") if each.name not in listed)
+    how_to = next(entry["How-to"] for entry in config["nav"] if "How-to" in entry)
+    how_to += unlisted
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages from outside docs/, and a listing of each example."""
     for path, page in PAGES.items():
