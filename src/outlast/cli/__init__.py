@@ -10,6 +10,7 @@ from importlib import import_module
 
 COMMANDS = {
     "run": "run this node of a training job (torchrun's flags)",
+    "rehearse": "run a script with faults on this machine, and say whether it survives",
     "submit": "run what a job file describes, here or on a platform",
     "status": "say whether a job trains, and how",
     "events": "print what was decided in a job, and why",

@@ -67,7 +67,7 @@ def html_report(
         f"<title>{escape(job)}: run report</title><style>{STYLE}</style></head><body>",
         f"<h1>Job {escape(job)}</h1>",
         *(f'<p class="soft">{escape(note)}</p>' for note in notes),
-        _table([], [[escape(name), escape(value)] for name, value in facts(told)]),
+        html_table([], [[escape(name), escape(value)] for name, value in facts(told)]),
         "<h2>Where the time went</h2>",
         _bar(told.time, "job"),
         _ledger(told),
@@ -113,7 +113,7 @@ def _ledger(told: LedgerSummary) -> str:
         share = percent(seconds / told.wall) if told.wall else ""
         rows.append([_key(state), duration(seconds), share, duration(told.node_time.get(state, 0.0))])
     rows.append(["sum", duration(told.wall), "", duration(sum(told.node_time.values()))])
-    return _table(["state", "*job", "*share", "*node-time"], rows)
+    return html_table(["state", "*job", "*share", "*node-time"], rows)
 
 
 def _timeline(books: Accountant) -> str:
@@ -167,7 +167,7 @@ def _faults(told: LedgerSummary) -> str:
         ]
         rows.append(row)
     columns = ["*no.", "when", "kind, cause", "place", "what", "*steps lost", "*cost in time"]
-    return _table([*columns, *(["*cost"] if priced else [])], rows)
+    return html_table([*columns, *(["*cost"] if priced else [])], rows)
 
 
 def _repairs(told: LedgerSummary) -> str:
@@ -182,7 +182,7 @@ def _repairs(told: LedgerSummary) -> str:
         ]
         for cause, each in told.mttr.items()
     ]
-    return "<h2>Mean time to repair</h2>" + _table(["cause", "*recoveries", "*mean", "phases"], rows)
+    return "<h2>Mean time to repair</h2>" + html_table(["cause", "*recoveries", "*mean", "phases"], rows)
 
 
 def _events(events: Sequence[RecordedEvent]) -> str:
@@ -193,7 +193,7 @@ def _events(events: Sequence[RecordedEvent]) -> str:
     ]
     hidden = len(shown) - len(rows)
     note = f'<p class="soft">{hidden} earlier events are left out.</p>' if hidden else ""
-    return note + _table(["when", "*generation", "what"], rows)
+    return note + html_table(["when", "*generation", "what"], rows)
 
 
 def _stacks(event: JobEvent) -> str:
@@ -201,7 +201,7 @@ def _stacks(event: JobEvent) -> str:
     return f"<details open><summary>stacks</summary><pre>{escape(chr(10).join(lines))}</pre></details>" if lines else ""
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """`*` before a column: numbers. Cells are HTML."""
     kinds = [' class="n"' if each.startswith("*") else "" for each in columns] or [""] * 99
     head = "".join(f"<th{kind}>{name.lstrip('*')}</th>" for kind, name in zip(kinds, columns, strict=False))

@@ -28,6 +28,7 @@ OWN_VARIABLES = frozenset(
         "OUTLAST_GENERATION",
         "OUTLAST_NODE",
         "OUTLAST_PARTNER",
+        "OUTLAST_PROBE",
         "OUTLAST_WORKER_GROUP",
     }
 )
