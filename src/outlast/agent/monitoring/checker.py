@@ -23,7 +23,8 @@ from pathlib import Path
 import msgspec
 
 from outlast.agent.postmortem.kernel import KernelLog
-from outlast.agent.processes.workers import Streams, WorkerGroup
+from outlast.agent.processes.worker import Streams
+from outlast.agent.processes.workers import WorkerGroup
 from outlast.agent.warm_start.zygote import Zygote
 from outlast.checks.plan import LIMITS, MARK, NETWORK, START, VARIABLE, CheckPlan, Word
 from outlast.launch import Launch

@@ -31,7 +31,7 @@ from typing import IO
 
 from msgspec.structs import replace
 
-from outlast.agent.processes.workers import start_bound
+from outlast.agent.processes.spawning import start_bound
 from outlast.diagnosis.stack import (
     Child,
     Stack,

@@ -22,7 +22,7 @@ from outlast.agent.output.disk import Disk, LogFile, open_log
 from outlast.agent.output.layout import DefaultLayout, Destinations, LogLayout, SpecsLayout, any_stream, not_writable
 from outlast.agent.output.marking import PERIOD, LogMarker
 from outlast.agent.output.tee import Console, ReplacedStream, Tee, open_pipe
-from outlast.agent.processes.workers import Streams
+from outlast.agent.processes.worker import Streams
 from outlast.launch import Launch, Std
 from outlast.logs.directory import AttemptHeader
 from outlast.protocol.generations import Assignment

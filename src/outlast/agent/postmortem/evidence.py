@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from outlast.agent.postmortem.kernel import KernelLog, oom_kills
-from outlast.agent.processes.workers import Streams
+from outlast.agent.processes.worker import Streams
 from outlast.board import LastWords, Reading
 from outlast.diagnosis.evidence import Evidence
 from outlast.protocol.failures import Account, Failure

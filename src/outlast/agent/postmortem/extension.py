@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.agent.processes.workers import start_bound
+from outlast.agent.processes.spawning import start_bound
 from outlast.failover import FailoverStrategy, FailureInfo
 from outlast.system import own_process
 

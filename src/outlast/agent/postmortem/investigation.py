@@ -24,7 +24,7 @@ from outlast.agent.postmortem import gpus
 from outlast.agent.postmortem.evidence import Witness, timed
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.postmortem.verdicts import Judge
-from outlast.agent.processes.workers import Streams
+from outlast.agent.processes.worker import Streams
 from outlast.board import LastWords, Reading
 from outlast.core.node.inputs import Decided
 from outlast.core.recovery.failures import KEPT

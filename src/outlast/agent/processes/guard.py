@@ -22,7 +22,7 @@ from pathlib import Path
 
 from outlast.agent.processes import guard_process
 from outlast.agent.processes.guard_process import NOBODY, WORD, identity
-from outlast.agent.processes.workers import start_bound
+from outlast.agent.processes.spawning import start_bound
 from outlast.system.pidfd import pidfd_open
 
 log = logging.getLogger("agent")

@@ -21,7 +21,8 @@ import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from outlast.agent.processes.workers import Streams, Worker, WorkerGroup
+from outlast.agent.processes.worker import Streams, Worker
+from outlast.agent.processes.workers import WorkerGroup
 from outlast.protocol.in_place import BECOME, DECLINED, ENTERED, FAILED, LEAVE, LONGEST, PARKED, RETURNED
 
 log = logging.getLogger("agent")

@@ -8,19 +8,17 @@ where all have exited with 0 what they left running is left alone.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import secrets
 import signal
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
 
+from outlast.agent.processes.spawning import gone_on, spawn, watched
+from outlast.agent.processes.worker import Streams, Worker
 from outlast.system import prctl, proc
-from outlast.system.pidfd import exited, pidfd_open
+from outlast.system.pidfd import exited
 
 logger = logging.getLogger(__name__)
 
@@ -34,77 +32,6 @@ TIDIERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 TIDYING = 2.0  # seconds for that
 
 _MARK = "OUTLAST_WORKER_GROUP"  # tells our workers' descendants from all other children of this process
-_SETTABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-_PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)  # Python itself ignores them
-
-
-class InPlaceLink(Protocol):
-    """A worker inside a restartable function, and what it can be told (`in_place.py`)."""
-
-    timeout: float  # seconds that it may take to leave
-
-    def leave(self) -> bool:
-        """Tell it that its generation is over; whether it could be told."""
-
-    def become(self, before: Mapping[str, str], environment: Mapping[str, str], streams: Streams) -> bool:
-        """Tell it to go on as the worker with this environment; whether it could be told."""
-
-
-class WorkersNotStarted(OSError):
-    """A worker could not be started, and none runs. The message is one line that says what to change."""
-
-
-@dataclass(frozen=True)
-class Streams:
-    """Where one worker writes: file descriptors, or None to share the agent's own stream."""
-
-    stdout: int | None
-    stderr: int | None
-    error_file: str  # "" where the worker has none
-    logs: tuple[str, ...] = ()  # the files that its output goes to, by itself or through us
-
-    def close(self) -> None:
-        """Close the descriptors: the worker has its own copies of them."""
-        for descriptor in {self.stdout, self.stderr} - {None}:
-            assert descriptor is not None
-            os.close(descriptor)
-
-
-@dataclass(eq=False)
-class Worker:
-    """One worker process. It stays a zombie until the group is stopped or left, so that its pid stays its own."""
-
-    local_rank: int
-    pid: int
-    pidfd: int
-    environment: Mapping[str, str] = field(default_factory=dict)
-    exit_code: int | None = None
-    reaped: bool = False
-    ending: bool = False  # it was told to end with a signal of its own
-    link: InPlaceLink | None = None  # it is inside a restartable function
-    failed: bool = False  # it has said that the function raised; its exit is no news
-    leaving: bool = False  # it was told to leave the function, and has time for it
-    parked: bool = False  # it has left, and waits for the next generation
-
-    def kill_group(self, signum: int) -> None:
-        """Signal the worker and every child that stayed in its process group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signum)
-
-    def signal(self, signum: int) -> None:
-        """Signal the worker and its process group; SIGKILL the worker alone, as the sweep knows whom to spare."""
-        if signum != signal.SIGKILL:
-            self.kill_group(signum)
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signum)
-
-    def reap(self) -> None:
-        """Collect a worker that has exited, or is about to."""
-        if not self.reaped:
-            self.reaped = True
-            with suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
 
 
 class WorkerGroup:
@@ -149,16 +76,16 @@ class WorkerGroup:
             # What a parked worker started in an earlier generation has the mark of that one.
             group._mark = next((each.environment[_MARK] for each in parked), group._mark)
             environments = [{**environment, _MARK: group._mark} for environment in environments]
-            group._workers += _gone_on(parked, environments, streams)
+            group._workers += gone_on(parked, environments, streams)
             stayed = {worker.local_rank for worker in group._workers}
             ranks = [rank for rank in range(len(commands)) if rank not in stayed]
             births = [(commands[rank], environments[rank], streams[rank]) for rank in ranks]
             pids = fork(*zip(*births, strict=True)) if fork is not None and births else None
             if pids is not None:
-                group._workers += _watched(ranks, pids)
+                group._workers += watched(ranks, pids)
             else:
                 for rank, (command, environment, ends) in zip(ranks, births, strict=True):
-                    group._workers.append(_spawn(rank, command, cold(environment), ends, pass_fds))
+                    group._workers.append(spawn(rank, command, cold(environment), ends, pass_fds))
         except OSError:
             group._undo_start()
             raise
@@ -404,122 +331,6 @@ def be_subreaper(on: bool = True) -> None:
     # Ignored, as some parents leave it, the kernel would throw our workers' exit codes away.
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _spawn(
-    local_rank: int,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    ends: Streams,
-    pass_fds: Sequence[int],
-) -> Worker:
-    try:
-        process = start_bound(command, environment, stdout=ends.stdout, stderr=ends.stderr, pass_fds=pass_fds)
-    except OSError as error:
-        raise WorkersNotStarted(_why_not(command[0], error)) from error
-    try:
-        pidfd = pidfd_open(process.pid)
-    except OSError as error:
-        process.kill()
-        process.wait()
-        raise _unwatched(error) from error
-    process.returncode = 0  # it is ours to wait for, not subprocess's
-    return Worker(local_rank, process.pid, pidfd)
-
-
-def _gone_on(
-    parked: Sequence[Worker], environments: Sequence[Mapping[str, str]], streams: Sequence[Streams]
-) -> Iterator[Worker]:
-    """The parked workers that are there, told to go on; new objects, as the old ones are still their group's."""
-    for each in parked:
-        rank, link = each.local_rank, each.link
-        if each.exit_code is not None:
-            continue
-        if link is not None and link.become(each.environment, environments[rank], streams[rank]):
-            yield Worker(rank, each.pid, each.pidfd, link=link)
-        else:
-            each.kill_group(signal.SIGKILL)
-
-
-def _watched(local_ranks: Sequence[int], pids: Sequence[int]) -> list[Worker]:
-    """Workers that are there already; if one of them cannot be watched, none is left."""
-    pidfds: list[int] = []
-    try:
-        pidfds += map(pidfd_open, pids)
-    except OSError as error:
-        for pidfd in pidfds:
-            os.close(pidfd)
-        for local_rank, pid in zip(local_ranks, pids, strict=True):
-            worker = Worker(local_rank, pid, -1)
-            worker.kill_group(signal.SIGKILL)
-            worker.reap()
-        raise _unwatched(error) from error
-    return [Worker(*ids) for ids in zip(local_ranks, pids, pidfds, strict=True)]
-
-
-def _unwatched(error: OSError) -> WorkersNotStarted:
-    return WorkersNotStarted(
-        f"cannot watch a worker: {error.strerror}; Outlast needs Linux 5.3 or newer, and free file descriptors"
-    )
-
-
-def start_bound(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    stdout: int | None,
-    stderr: int | None,
-    pass_fds: Sequence[int],
-) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own that dies with this process.
-
-    Its signals are as under torchrun: default, but for those that whoever started this process (`nohup`, a shell's `&`)
-    had it ignore, and that it does not handle itself.
-    """
-    # A signal between fork and exec would run the agent's handlers in the child, on the agent's own wake-up pipe.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SETTABLE)
-    try:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=pass_fds,
-            start_new_session=True,
-            preexec_fn=_before_exec(os.getpid()),
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _before_exec(agent: int) -> Callable[[], None]:
-    def prepare() -> None:
-        prctl.die_with(agent)
-        for signum in _SETTABLE:
-            if signum in _PYTHONS or signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-    return prepare
-
-
-def _why_not(program: str, error: OSError) -> str:
-    match error.errno:
-        case errno.ENOENT:
-            hint = "check the path, or whether the interpreter on its first line exists"
-        case errno.EACCES:
-            hint = "make it executable (chmod +x), or leave --no-python out to run it with Python"
-        case errno.ENOEXEC:
-            hint = "give it a first line such as #!/bin/sh, or leave --no-python out to run it with Python"
-        case errno.EAGAIN:
-            hint = "too many processes: raise ulimit -u or the container's pids limit"
-        case errno.ENOMEM:
-            hint = "this machine is out of memory"
-        case errno.E2BIG:
-            hint = "its arguments and environment are too long"
-        case _:
-            hint = "see the worker command"
-    return f"cannot start {program!r}: {error.strerror}; {hint}"
 
 
 def _exit_code(pid: int) -> int:

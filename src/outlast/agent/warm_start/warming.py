@@ -9,7 +9,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from outlast.agent.processes.workers import Streams, Worker, WorkerGroup
+from outlast.agent.processes.worker import Streams, Worker
+from outlast.agent.processes.workers import WorkerGroup
 from outlast.agent.warm_start.zygote import Zygote
 from outlast.agent.warm_start.zygote_process import startup
 from outlast.launch import Launch

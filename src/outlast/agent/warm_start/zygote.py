@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outlast.agent.processes.workers import Streams
+from outlast.agent.processes.worker import Streams
 from outlast.agent.warm_start.spares import Spares
 from outlast.agent.warm_start.zygote_process import MESSAGE, MOST_DESCRIPTORS, UnfitZygote, ZygoteProcess, startup
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from outlast.agent.processes.workers import start_bound
+from outlast.agent.processes.spawning import start_bound
 
 MESSAGE = 1 << 20
 MOST_DESCRIPTORS = 250  # in one message, by the kernel's limit

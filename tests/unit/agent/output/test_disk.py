@@ -19,7 +19,7 @@ from outlast.agent.output.tee import Console, Tee, open_pipe
 from outlast.agent.postmortem import investigation
 from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.postmortem.verdicts import Judge
-from outlast.agent.processes.workers import Streams
+from outlast.agent.processes.worker import Streams
 from outlast.core.node.inputs import Decided
 from outlast.launch import Logs, Std
 from outlast.system.tasks import Tasks

@@ -25,7 +25,8 @@ from outlast.agent.output.disk import Disk, LogFile, open_log
 from outlast.agent.output.layout import LogsNotWritable
 from outlast.agent.output.logs import JobLogs
 from outlast.agent.output.tee import Console, Tee, open_pipe
-from outlast.agent.processes.workers import Streams, WorkerGroup
+from outlast.agent.processes.worker import Streams
+from outlast.agent.processes.workers import WorkerGroup
 from outlast.launch import Launch, Logs, Std
 from processes import descriptors
 

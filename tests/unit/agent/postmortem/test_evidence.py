@@ -18,7 +18,7 @@ from outlast.agent.output.summary import read_error_file, seen_failure
 from outlast.agent.postmortem.evidence import TAIL_BYTES, TAIL_LINES, Witness, tail, timed
 from outlast.agent.postmortem.kernel import KernelLog, count_oom_kills
 from outlast.agent.postmortem.verdicts import Judge
-from outlast.agent.processes.workers import Streams
+from outlast.agent.processes.worker import Streams
 from outlast.board import WORDS_SIZE, Board, BoardSlot, LastWords
 from outlast.diagnosis.evidence import Evidence
 from outlast.protocol.failures import Failure

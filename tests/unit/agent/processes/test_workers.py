@@ -19,7 +19,9 @@ import psutil
 import pytest
 
 from outlast.agent.processes import workers
-from outlast.agent.processes.workers import Streams, WorkerGroup, WorkersNotStarted, be_subreaper
+from outlast.agent.processes.spawning import WorkersNotStarted
+from outlast.agent.processes.worker import Streams
+from outlast.agent.processes.workers import WorkerGroup, be_subreaper
 from processes import descriptors
 
 DEADLINE = 120.0
@@ -443,7 +445,8 @@ def test_a_worker_stuck_in_the_kernel_is_abandoned(
 
 OWNER = """
 import asyncio, os
-from outlast.agent.processes.workers import Streams, WorkerGroup, be_subreaper
+from outlast.agent.processes.worker import Streams
+from outlast.agent.processes.workers import WorkerGroup, be_subreaper
 
 async def main():
     be_subreaper()

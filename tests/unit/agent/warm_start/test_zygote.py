@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from outlast.agent.processes.workers import Streams, WorkerGroup, be_subreaper
+from outlast.agent.processes.worker import Streams
+from outlast.agent.processes.workers import WorkerGroup, be_subreaper
 from outlast.agent.warm_start import zygote as agents_side
 from outlast.agent.warm_start.zygote import Zygote
 from outlast.agent.warm_start.zygote_process import ZygoteProcess
