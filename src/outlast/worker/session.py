@@ -21,17 +21,14 @@ write.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from itertools import count
 from time import monotonic_ns
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from outlast.board import (
     BEAT_AT,
@@ -39,8 +36,6 @@ from outlast.board import (
     BEATS,
     BORN_AT,
     CALIBRATIONS,
-    CLOCK_BITS,
-    CLOSED_AT,
     ENTRIES,
     FIRST_STEP,
     FIRST_STEP_AT,
@@ -49,16 +44,12 @@ from outlast.board import (
     NAME_BITS,
     NAME_SIZE,
     NUMBERED,
-    ONE_MORE,
     OTHER,
     OUTSIDE_LONGEST,
     PAUSES,
     RESTORING,
     RESUMED_AT,
     SAVING,
-    SPARE,
-    SPENT,
-    SPENT_BITS,
     STARTUP_LONGEST,
     STEP,
     STEP_AT,
@@ -68,6 +59,8 @@ from outlast.board import (
     BoardSlot,
     cut,
 )
+from outlast.worker.calibration import Calibration
+from outlast.worker.sections import Pause, Section, SectionName
 
 log = logging.getLogger("outlast")
 
@@ -76,8 +69,6 @@ A_WHILE = 1_000_000  # ns: more than it takes to call an optimizer
 
 WAITS = {"save": SAVING, "restore": RESTORING, "data": LOADING}  # what training waits for
 SECTION = "section:"  # before a name, among the longest times
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Words(Protocol):
@@ -100,8 +91,8 @@ class Session:
         self._own_steps = False  # of the script, which then knows better than the optimizer
         self._numbered = False  # numbers of steps go on from one process to the next
         self._stepped = False  # the first step has been told
-        self._names: dict[str, _Name] = {}
-        self._last: _Name | None = None  # of the section that was closed last
+        self._names: dict[str, SectionName] = {}
+        self._last: SectionName | None = None  # of the section that was closed last
         self._updates = count()  # of optimizers
         self._updated_at = 0
         self._free = [*reversed(ENTRIES)]
@@ -345,18 +336,18 @@ class Session:
         self._gap = self._beat_at = self._outside = self._closed_at = 0
         self._stepped = False
         if not self._names:
-            self._names = {text: _Name(number, text) for number, text in enumerate(slot.reserved())}
+            self._names = {text: SectionName(number, text) for number, text in enumerate(slot.reserved())}
         for name in self._names.values():
             name.longest = name.spent = 0
             slot.add_name(name.number, name.text)
         self._words = slot.words
 
-    def _intern(self, name: str) -> _Name:
+    def _intern(self, name: str) -> SectionName:
         with self._lock:
             self._attach()
             if name in self._names:
                 return self._names[name]
-            new = _Name(min(len(self._names), OTHER), name)
+            new = SectionName(min(len(self._names), OTHER), name)
             if len(self._names) == OTHER:
                 log.warning("outlast: more than %d section names; from %r on they are watched as one", OTHER, name)
             if len(self._names) <= OTHER:
@@ -384,7 +375,7 @@ class Session:
             self._outside = now - self._closed_at
             self._words[OUTSIDE_LONGEST] = self._outside
 
-    def _measure_section(self, name: _Name, since: int, now: int) -> None:
+    def _measure_section(self, name: SectionName, since: int, now: int) -> None:
         if self._counts(since, now, name.longest):
             name.longest = now - since
             self._words[LONGEST[name.number]] = name.longest
@@ -408,124 +399,6 @@ class Session:
 
     def _counts(self, since: int, now: int, longest: int) -> bool:
         return now - since > longest and not self._pauses and since >= self._resumed_at
-
-
-class Section:
-    """One use of a section's name. Entered again within itself, it is open twice."""
-
-    __slots__ = ("_name", "_open", "_session")
-
-    def __init__(self, session: Session, name: _Name) -> None:
-        self._session = session
-        self._name = name
-        self._open: tuple[Any, ...] | None = None  # (entry, since, the one around it)
-
-    def __enter__(self) -> Section:
-        session = self._session
-        now = monotonic_ns()
-        try:
-            entry = session._free.pop()
-        except IndexError:
-            entry = SPARE  # too many at once: those around it are watched, this one is not
-        self._open = (entry, now, self._open)
-        session._words[entry] = now & CLOCK_BITS | self._name.number
-        if now - session._closed_at > session._outside:
-            session._was_outside(now)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._open is None:
-            return
-        entry, since, self._open = self._open
-        session, name, now = self._session, self._name, monotonic_ns()
-        words = session._words
-        words[CLOSED_AT] = session._closed_at = now  # before the entry, see the board
-        words[entry] = 0
-        took = now - since
-        try:  # which is free, while cutting off bits every time is not
-            words[name.word] = name.spent = name.spent + took + ONE_MORE
-        except ValueError:
-            words[name.word] = name.spent = name.spent + took + ONE_MORE & SPENT_BITS
-        session._last = name
-        if entry != SPARE:
-            session._free.append(entry)
-        if took > name.longest:
-            session._measure_section(name, since, now)
-
-    def __call__(self, function: Function) -> Function:
-        """As a decorator: every call is a section of its own."""
-        import inspect
-
-        session, name = self._session, self._name
-        if inspect.iscoroutinefunction(function):
-
-            @wraps(function)
-            async def awaited(*args: Any, **options: Any) -> Any:
-                with Section(session, name):
-                    return await function(*args, **options)
-
-            return awaited  # type: ignore[return-value]
-
-        @wraps(function)
-        def called(*args: Any, **options: Any) -> Any:
-            with Section(session, name):
-                return function(*args, **options)
-
-        return called  # type: ignore[return-value]
-
-
-class Pause:
-    """A pause of monitoring, which the end of a `with` block ends."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> Pause:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._session.resume_monitoring()
-
-
-class Calibration:
-    """What the ranks have measured, for your checkpoints: the next run then begins with time-outs that fit.
-
-    It is a `Stateful` of torch.distributed.checkpoint, and its state is the same on all ranks.
-
-    >>> state = {"model": ..., "outlast": session.calibration.state_dict()}
-    >>> session.calibration.load_state_dict(state["outlast"])
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def state_dict(self) -> dict[str, str]:
-        """One text under one name: a checkpoint is loaded by the names that are there before, and sections are not."""
-        self._session._attach()
-        slot = self._session._slot
-        longest = dict(slot.read().longest)
-        for what, seconds in json.loads(slot.agreed() or "{}").items():
-            longest[what] = max(seconds, longest.get(what, 0.0))
-        return {"longest": json.dumps(longest)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with these times, and have time-outs made of them."""
-        self._session._remember(json.loads(state["longest"]))
-        self._session.calibrate()
-
-
-class _Name:
-    """What is known of the sections of one name."""
-
-    __slots__ = ("longest", "number", "spent", "text", "word")
-
-    def __init__(self, number: int, text: str) -> None:
-        self.number = number
-        self.text = "other" if number == OTHER else text
-        self.word = SPENT[number]
-        self.longest = self.spent = 0
 
 
 class _FirstStore:

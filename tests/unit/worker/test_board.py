@@ -36,9 +36,9 @@ from outlast.board import (
     collect,
 )
 from outlast.core.hangs.rank_clocks import Timeouts, deadline
-from outlast.worker import session as worker_side
 from outlast.worker.session import Session
 from processes import descriptors
+from session_clock import set_session_clock
 
 AGENT = """
 import sys
@@ -240,8 +240,8 @@ def recorded(calls: list[tuple[str, int]]) -> Stores:
         stores.time += 1
         return int(stores.time * 1e9)
 
-    original, worker_side.monotonic_ns = worker_side.monotonic_ns, clock
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        set_session_clock(patch, clock)
         for name in ("a", "b", "c"):
             session.section(name)
         session._words = stores
@@ -257,8 +257,6 @@ def recorded(calls: list[tuple[str, int]]) -> Stores:
                 stores.time += 20
             if stores.last > stores.calls[-1]:
                 stores.calls.append(stores.last)
-    finally:
-        worker_side.monotonic_ns = original
     return stores
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from outlast.board import ENTRIES, NAME_SIZE, OTHER, VARIABLE, Action, Board, Reading, cut
 from outlast.worker.session import Session
+from session_clock import set_session_clock
 
 
 @pytest.fixture
@@ -423,8 +424,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Seconds that the session's clock is ahead: it stands still but for them."""
     import time
 
-    from outlast.worker import session as module
-
     now, ahead = time.monotonic_ns(), [0]
-    monkeypatch.setattr(module, "monotonic_ns", lambda: now + ahead[0] * 10**9)
+    set_session_clock(monkeypatch, lambda: now + ahead[0] * 10**9)
     return ahead

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outlast.agent.processes import workers
+from outlast.agent.processes import spawning, workers
 from outlast.agent.processes.spawning import WorkersNotStarted
 from outlast.agent.processes.worker import Streams
 from outlast.agent.processes.workers import WorkerGroup, be_subreaper
@@ -404,7 +404,7 @@ def test_processes_that_are_there_and_cannot_be_watched_are_ended(monkeypatch: p
         opened.append(os.pidfd_open(pid))
         return opened[-1]
 
-    monkeypatch.setattr(workers, "pidfd_open", open_two)
+    monkeypatch.setattr(spawning, "pidfd_open", open_two)
     pids = [process.pid for process in forked]
     streams = [Streams(None, None, "") for _ in forked]
 

@@ -33,6 +33,7 @@ from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
 from outlast.worker.session import Session
 from rehearsal import FailingJob, notes, published, running, texts
+from session_clock import set_session_clock
 
 SLOW = Straggler(1, (1,), "forward", 1.81, 410)
 OVER = Straggler(1, (1,), "forward", 1.81, 410, over=900)
@@ -50,10 +51,8 @@ def board() -> Iterator[Board]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the sessions."""
-    from outlast.worker import session as module
-
     now = [1000.0]
-    monkeypatch.setattr(module, "monotonic_ns", lambda: round(now[0] * 1e9))
+    set_session_clock(monkeypatch, lambda: round(now[0] * 1e9))
     return now
 
 
