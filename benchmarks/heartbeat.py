@@ -260,7 +260,7 @@ def main() -> None:
         return
 
     import peers
-    from outlast.board import Board
+    from outlast.board.board import Board
     from processes import machine, table
 
     order = {"batches": 100, "size": 2000, "steps": 1000}

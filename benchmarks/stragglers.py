@@ -250,7 +250,8 @@ def alarms_of(record: Record, hours: float, seed: int, *, shown: bool) -> int:
 
 def costs() -> list[list[str]]:
     from outlast.agent.monitoring.pace import busy_seconds
-    from outlast.board import VARIABLE, Board
+    from outlast.board.board import Board
+    from outlast.board.layout import VARIABLE
     from outlast.core.stragglers.pace import Strides
     from outlast.core.stragglers.stragglers import Stragglers
     from outlast.protocol.paces import Pace, Paces

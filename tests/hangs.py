@@ -17,7 +17,7 @@ from typing import Any
 
 from hosts import Cluster, Host
 from outlast.agent.monitoring.stacks import collect, look
-from outlast.board import Board
+from outlast.board.board import Board
 from outlast.diagnosis.culprit import HangKind, HangVerdict, name
 from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Stack

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outlast.board import ONE_MORE, SPENT_BITS, Spent, Totals
+from outlast.board.layout import ONE_MORE, SPENT_BITS
+from outlast.board.readings import Spent, Totals
 from outlast.core.stragglers.pace import Strides, interval
 from outlast.core.stragglers.stragglers import Straggler, Stragglers
 from outlast.protocol.paces import Paces

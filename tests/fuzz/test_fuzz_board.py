@@ -8,19 +8,9 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outlast.board import (
-    BOUNDARIES,
-    ENTRIES,
-    NAMES,
-    REQUEST,
-    SIZE,
-    STEP,
-    STEP_AT,
-    WAITED,
-    WORDS_FROM,
-    Board,
-    BoardSlot,
-)
+from outlast.board.board import Board
+from outlast.board.layout import BOUNDARIES, ENTRIES, NAMES, REQUEST, SIZE, STEP, STEP_AT, WAITED, WORDS_FROM
+from outlast.board.slot import BoardSlot
 from outlast.protocol.fields import Count, Name, Reason, Time
 
 WORDS = st.dictionaries(

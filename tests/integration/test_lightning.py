@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from outlast.board import Board, Reading
+from outlast.board.board import Board
+from outlast.board.readings import Reading
 from outlast.worker.session import Session
 
 pytest.importorskip("lightning.pytorch")

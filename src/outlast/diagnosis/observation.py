@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from outlast.diagnosis.stack import Frame, Stack, Text
 
 if TYPE_CHECKING:
-    from outlast.board import Reading
+    from outlast.board.readings import Reading
 
 INNERMOST = 12  # frames that are kept as they are
 OUTER = 12  # of those that follow, and of these only the innermost of each stretch in one file

@@ -14,7 +14,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from outlast.board import BOUNDARIES, HALT, HELD, SAVED, SEALED, BoardSlot
+from outlast.board.layout import BOUNDARIES, HALT, HELD, SAVED, SEALED
+from outlast.board.slot import BoardSlot
 from outlast.worker.session import Session, session
 
 GLANCE = 0.002  # seconds from one look at the board to the next, for one who waits: no word of memory wakes anybody

@@ -15,6 +15,7 @@ class Calibration:
 
     It is a `Stateful` of torch.distributed.checkpoint, and its state is the same on all ranks.
 
+    >>> from outlast.worker.session import session
     >>> state = {"model": ..., "outlast": session.calibration.state_dict()}
     >>> session.calibration.load_state_dict(state["outlast"])
     """

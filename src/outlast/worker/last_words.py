@@ -100,7 +100,9 @@ def write(address: str, kind: type[BaseException], error: BaseException, trace: 
     import time
     import traceback
 
-    from outlast.board import PID, BoardSlot, LastWords
+    from outlast.board.layout import PID
+    from outlast.board.readings import LastWords
+    from outlast.board.slot import BoardSlot
     from outlast.tracebacks import condensed
 
     slot = BoardSlot.at(address)

@@ -8,15 +8,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outlast.board import (
-    CLOCK_BITS,
-    CLOSED_AT,
-    ONE_MORE,
-    OTHER,
-    SPARE,
-    SPENT,
-    SPENT_BITS,
-)
+from outlast.board.layout import CLOCK_BITS, CLOSED_AT, ONE_MORE, OTHER, SPARE, SPENT, SPENT_BITS
 
 if TYPE_CHECKING:
     from outlast.worker.session import Session

@@ -30,7 +30,7 @@ from itertools import count
 from time import monotonic_ns
 from typing import Protocol
 
-from outlast.board import (
+from outlast.board.layout import (
     BEAT_AT,
     BEAT_LONGEST,
     BEATS,
@@ -55,10 +55,9 @@ from outlast.board import (
     STEP_AT,
     VARIABLE,
     WAITED,
-    Action,
-    BoardSlot,
-    cut,
 )
+from outlast.board.readings import Action
+from outlast.board.slot import BoardSlot, cut
 from outlast.worker.calibration import Calibration
 from outlast.worker.sections import Pause, Section, SectionName
 

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from hangs import KINDS, right
-from outlast.board import Board, OpenSection, Reading
+from outlast.board.board import Board
+from outlast.board.readings import OpenSection, Reading
 from outlast.diagnosis.culprit import HangKind, HangVerdict, name, waiting
 from outlast.diagnosis.observation import Observation
 from outlast.diagnosis.stack import Frame, Stack

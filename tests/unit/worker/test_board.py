@@ -16,7 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outlast.board import (
+from outlast.board.board import Board
+from outlast.board.layout import (
     BEAT_AT,
     CLOCK_BITS,
     CLOSED_AT,
@@ -29,12 +30,9 @@ from outlast.board import (
     SIZE,
     VERSION,
     VERSION_AT,
-    Action,
-    Board,
-    BoardSlot,
-    Request,
-    collect,
 )
+from outlast.board.readings import Action, Request
+from outlast.board.slot import BoardSlot, collect
 from outlast.core.hangs.rank_clocks import Timeouts, deadline
 from outlast.worker.session import Session
 from processes import descriptors
@@ -42,7 +40,7 @@ from session_clock import set_session_clock
 
 AGENT = """
 import sys
-from outlast.board import Board
+from outlast.board.board import Board
 print(Board(1).address(0), flush=True)
 sys.stdin.read()
 """
@@ -57,7 +55,8 @@ def board() -> Iterator[Board]:
 
 def test_a_worker_finds_its_slot_by_the_address_alone(board: Board) -> None:
     code = (
-        f"from outlast.board import *; slot = BoardSlot.at({board.address(1)!r}); slot.claim(); slot.words[BEATS] = 7"
+        "from outlast.board.layout import BEATS; from outlast.board.slot import BoardSlot;"
+        f"slot = BoardSlot.at({board.address(1)!r}); slot.claim(); slot.words[BEATS] = 7"
     )
     process = subprocess.Popen([sys.executable, "-c", code])  # with no descriptor of ours
     assert process.wait() == 0

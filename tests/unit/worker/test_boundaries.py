@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outlast.board import HALT, PAUSES, VARIABLE, Board
+from outlast.board.board import Board
+from outlast.board.layout import HALT, PAUSES, VARIABLE
 from outlast.checkpoint.trainer import checkpointer as checkpoints
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.core.job.planned_change import Change

@@ -16,7 +16,10 @@ from contextlib import suppress
 
 import pytest
 
-from outlast.board import ENTRIES, NAME_SIZE, OTHER, VARIABLE, Action, Board, Reading, cut
+from outlast.board.board import Board
+from outlast.board.layout import ENTRIES, NAME_SIZE, OTHER, VARIABLE
+from outlast.board.readings import Action, Reading
+from outlast.board.slot import cut
 from outlast.worker.session import Session
 from session_clock import set_session_clock
 

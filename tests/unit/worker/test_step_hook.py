@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outlast.board import Board, Reading
+from outlast.board.board import Board
+from outlast.board.readings import Reading
 
 OPTIMIZER = """
 import torch

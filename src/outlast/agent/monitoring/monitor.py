@@ -11,7 +11,7 @@ from outlast.agent.monitoring.pace import Pacing
 from outlast.agent.monitoring.training import TrainingLooks
 from outlast.agent.monitoring.watch import Hang, Limits, Watch
 from outlast.agent.processes.workers import WorkerGroup
-from outlast.board import Action, Request
+from outlast.board.readings import Action, Request
 from outlast.core.node.commands import Agree, ForMonitor, HaltWorkers, Observe, TakeMeasures
 from outlast.core.node.inputs import Halting, Leave, Measured, Paced, Trained, Wished
 from outlast.core.stragglers.pace import interval

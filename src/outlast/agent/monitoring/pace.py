@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from outlast.board import Totals
+from outlast.board.readings import Totals
 from outlast.core.stragglers.pace import Strides, interval
 from outlast.protocol.paces import Pace
 from outlast.system import proc

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from outlast.board import Totals
+from outlast.board.readings import Totals
 from outlast.protocol.paces import Training
 from outlast.system import clock
 

@@ -18,7 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from outlast.board import NAME_SIZE, Board, LastWords, Reading, Request, Totals, cut
+from outlast.board.board import Board
+from outlast.board.layout import NAME_SIZE
+from outlast.board.readings import LastWords, Reading, Request, Totals
+from outlast.board.slot import cut
 from outlast.core.hangs.rank_clocks import (
     SECTION,
     SUSPICIOUS_AFTER,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from outlast.agent.postmortem.kernel import KernelLog, oom_kills
 from outlast.agent.processes.worker import Streams
-from outlast.board import LastWords, Reading
+from outlast.board.readings import LastWords, Reading
 from outlast.diagnosis.evidence import Evidence
 from outlast.protocol.failures import Account, Failure
 from outlast.protocol.fields import LONGEST_REASON, sendable

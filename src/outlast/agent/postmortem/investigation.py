@@ -25,7 +25,7 @@ from outlast.agent.postmortem.evidence import Witness, timed
 from outlast.agent.postmortem.extension import Extension
 from outlast.agent.postmortem.verdicts import Judge
 from outlast.agent.processes.worker import Streams
-from outlast.board import LastWords, Reading
+from outlast.board.readings import LastWords, Reading
 from outlast.core.node.inputs import Decided
 from outlast.core.recovery.failures import KEPT
 from outlast.diagnosis.evidence import Evidence

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from outlast.board import Reading
+    from outlast.board.readings import Reading
 
 SAFETY_FACTOR = 5.0
 # However short a section is, the machine itself stops for seconds now and then: a file server, swapping, a CPU quota.

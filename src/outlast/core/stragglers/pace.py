@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from outlast.protocol.paces import MOST_SECTIONS, Pace
 
 if TYPE_CHECKING:
-    from outlast.board import Totals
+    from outlast.board.readings import Totals
 
     # How far a rank has come, and for how many seconds its main thread has been busy, if that is known.
     Look = tuple[Totals, float | None]

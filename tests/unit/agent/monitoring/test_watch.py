@@ -15,7 +15,8 @@ import pytest
 
 from outlast.agent.monitoring import watch as watching
 from outlast.agent.monitoring.watch import Hang, Limits, Watch
-from outlast.board import VARIABLE, Action, Request
+from outlast.board.layout import VARIABLE
+from outlast.board.readings import Action, Request
 from outlast.core.hangs.rank_clocks import Clock, Timeouts
 from outlast.settings.settings import Settings
 from outlast.worker.session import Session

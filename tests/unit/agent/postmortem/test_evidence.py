@@ -19,7 +19,10 @@ from outlast.agent.postmortem.evidence import TAIL_BYTES, TAIL_LINES, Witness, t
 from outlast.agent.postmortem.kernel import KernelLog, count_oom_kills
 from outlast.agent.postmortem.verdicts import Judge
 from outlast.agent.processes.worker import Streams
-from outlast.board import WORDS_SIZE, Board, BoardSlot, LastWords
+from outlast.board.board import Board
+from outlast.board.layout import WORDS_SIZE
+from outlast.board.readings import LastWords
+from outlast.board.slot import BoardSlot
 from outlast.diagnosis.evidence import Evidence
 from outlast.protocol.failures import Failure
 

@@ -27,8 +27,10 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import outlast
-from outlast import board as boards
 from outlast.agent.snapshots.keeper_process import SnapshotWriter
+from outlast.board.board import Board
+from outlast.board.layout import STEP
+from outlast.board.layout import VARIABLE as BOARD
 from outlast.checkpoint.memory import arena as arenas
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged
@@ -120,7 +122,7 @@ def test_steps_are_counted_on_from_the_one_that_is_restored(
     session.step(7)
     assert saver.restore(state) == 280
     session.step()
-    assert session.slot.words[boards.STEP] == 281
+    assert session.slot.words[STEP] == 281
 
 
 def test_the_step_that_gives_a_new_optimizer_its_state_is_not_counted(
@@ -139,7 +141,7 @@ def test_the_step_that_gives_a_new_optimizer_its_state_is_not_counted(
         for hook in hooks:
             hook.remove()
     assert steps, "torch makes no such step any more"
-    assert session.slot.words[boards.STEP] == 0
+    assert session.slot.words[STEP] == 0
 
 
 def test_an_optimizer_that_has_done_nothing_is_saved_and_restored_as_that(
@@ -641,8 +643,8 @@ def test_flat_and_nested_are_the_same() -> None:
 
 def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share the node's memory: the second would overwrite what the first has there, and take its answers."""
-    board = boards.Board(1)
-    monkeypatch.setattr(worker_memory, "session", Session({boards.VARIABLE: board.address(0)}))
+    board = Board(1)
+    monkeypatch.setattr(worker_memory, "session", Session({BOARD: board.address(0)}))
     monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
     first, second = Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two")
     state = {"w": torch.ones(3)}
@@ -667,8 +669,8 @@ def test_of_two_checkpointers_in_one_worker_one_saves(tmp_path: Path, monkeypatc
 def test_a_worker_that_is_in_no_group_with_the_others_of_its_node_is_not_kept_waiting_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board = boards.Board(1)
-    monkeypatch.setattr(worker_memory, "session", Session({boards.VARIABLE: board.address(0)}))
+    board = Board(1)
+    monkeypatch.setattr(worker_memory, "session", Session({BOARD: board.address(0)}))
     monkeypatch.setenv(arenas.VARIABLE, f"{tmp_path / 'arena'}:0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     saver = Checkpointer(tmp_path / "ck")

@@ -17,7 +17,7 @@ from outlast.agent.monitoring.stacks import collect
 from outlast.agent.monitoring.watch import Hang, Limits, Watch
 from outlast.agent.processes.worker import Streams
 from outlast.agent.processes.workers import WorkerGroup
-from outlast.board import VARIABLE
+from outlast.board.layout import VARIABLE
 from outlast.core.node.inputs import Event, Exited, Late, Observed
 from outlast.diagnosis.stack import Stack
 from outlast.protocol.failures import Failure

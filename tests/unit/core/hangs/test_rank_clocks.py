@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.board import OpenSection, Reading
+from outlast.board.readings import OpenSection, Reading
 from outlast.core.hangs.rank_clocks import (
     AT_LEAST,
     MOST_NAMES,

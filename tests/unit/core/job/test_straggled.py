@@ -12,7 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from outlast.agent.monitoring.pace import busy_seconds
-from outlast.board import ONE_MORE, VARIABLE, Board, Spent, Totals
+from outlast.board.board import Board
+from outlast.board.layout import ONE_MORE, VARIABLE
+from outlast.board.readings import Spent, Totals
 from outlast.cli.replay import Replay
 from outlast.coordinator.event_stream import EventStream
 from outlast.core.job.commands import Command
