@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from outlast.checkpoint.memory.arena import Arena, Mark, Slot, Ticket
+from outlast.checkpoint.memory.arena import Arena
+from outlast.checkpoint.memory.slot import Mark, Slot, Ticket
 from outlast.checkpoint.storage.format import Save
 
 SIZE = 1 << 20

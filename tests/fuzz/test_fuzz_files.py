@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outlast.agent.output.summary import read_error_file, seen_failure
-from outlast.checkpoint.memory.arena import HEAD, Slot, Ticket, open_slot
+from outlast.checkpoint.memory.slot import HEAD, Slot, Ticket, open_slot
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import MANIFEST, Damaged, File, Manifest, Save
 from outlast.diagnosis.cause import find

@@ -12,6 +12,7 @@ import pytest
 from hosts import Host
 from membership.job import QUICK, ElasticJob
 from outlast.checkpoint.memory import arena
+from outlast.checkpoint.memory.slot import HEAD, Ticket
 from outlast.checkpoint.storage import format as disk
 from processes import Process, python
 
@@ -33,7 +34,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         return states(training.output)
 
 
-def copies(host: Host) -> Iterator[tuple[Path, arena.Ticket]]:
+def copies(host: Host) -> Iterator[tuple[Path, Ticket]]:
     """The copies of other nodes' shards in a host's memory."""
     for directory in host.shm.glob("outlast-*"):
         yield from arena.tickets(directory, replicas=True)
@@ -91,9 +92,9 @@ def test_a_damaged_copy_is_named_and_a_new_node_goes_on_from_the_one_before(
     second.host.kill()
     (damaged,) = [path for path, ticket in copies(first.host) if ticket.save.step == 3]
     with open(damaged, "r+b") as file:
-        file.seek(arena.HEAD + 100)
+        file.seek(HEAD + 100)
         (byte,) = file.read(1)
-        file.seek(arena.HEAD + 100)
+        file.seek(HEAD + 100)
         file.write(bytes([byte ^ 1]))
     new = job.start(second.host)  # with nothing in its memory
     for node in (first, new):

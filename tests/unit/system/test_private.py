@@ -18,8 +18,9 @@ from outlast.agent.snapshots.keeper import Keeper, arena_of
 from outlast.agent.snapshots.leftovers import sweep
 from outlast.agent.snapshots.memory import held
 from outlast.checkpoint.memory import arena as arenas
-from outlast.checkpoint.memory.arena import Arena, open_slot, tickets
+from outlast.checkpoint.memory.arena import Arena, tickets
 from outlast.checkpoint.memory.shards import agreed
+from outlast.checkpoint.memory.slot import open_slot
 from outlast.checkpoint.storage.persist import Outcome
 from outlast.checkpoint.trainer import background
 from outlast.launch import Endpoint

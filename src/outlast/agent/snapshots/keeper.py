@@ -25,9 +25,9 @@ from outlast.agent.snapshots import keeper_process, memory
 from outlast.agent.snapshots.keeper_process import COMPLETE, ENDED, LOOK, NETWORK, OVER, PARTNER, Complete, Network
 from outlast.checkpoint.memory import arena as arenas
 from outlast.checkpoint.memory import shards
-from outlast.checkpoint.memory.arena import Mark
 from outlast.checkpoint.memory.channel import key_of
 from outlast.checkpoint.memory.shards import AgreedSnapshot
+from outlast.checkpoint.memory.slot import Mark
 from outlast.checkpoint.storage.persist import Outcome
 from outlast.checkpoint.trainer.background import tell
 from outlast.protocol.snapshots import Held, Keeping, Snapshot

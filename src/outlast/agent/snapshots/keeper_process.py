@@ -37,8 +37,8 @@ from outlast.agent.processes.place import taken
 from outlast.agent.snapshots.memory import NodeSnapshot, different_steps, overtaken, shards, snapshots
 from outlast.agent.snapshots.sending import Sending
 from outlast.agent.snapshots.serving import Serving
-from outlast.checkpoint.memory.arena import Mark
 from outlast.checkpoint.memory.shards import damage
+from outlast.checkpoint.memory.slot import Mark
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.persist import Outcome, persist
 from outlast.checkpoint.storage.storage import address

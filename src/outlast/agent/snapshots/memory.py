@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outlast.checkpoint.memory import arena
-from outlast.checkpoint.memory.arena import Mark, Ticket
+from outlast.checkpoint.memory.slot import Mark, Ticket
 from outlast.checkpoint.storage.format import Save
 from outlast.protocol.snapshots import Held
 

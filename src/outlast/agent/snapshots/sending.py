@@ -19,8 +19,9 @@ import msgspec
 
 from outlast.agent.snapshots.memory import NodeSnapshot, snapshots
 from outlast.checkpoint.memory import arena
-from outlast.checkpoint.memory.arena import Mark, Slot, chunks, open_slot
 from outlast.checkpoint.memory.channel import Channel, CopyDone, Go, Piece, Put, Refused, dial, digest_of, length_of
+from outlast.checkpoint.memory.room import has_room
+from outlast.checkpoint.memory.slot import Mark, Slot, chunks, open_slot
 from outlast.checkpoint.storage.format import CHUNK
 from outlast.transport.wire import WireError
 
@@ -171,7 +172,7 @@ def send(paths: Sequence[Path], mark: Mark, channel: Channel) -> None:
 def _send(channel: Channel, slot: Slot, mark: Mark, path: Path) -> None:
     worker = path.name.partition(".")[0]
     slots = len(list(path.parent.glob(f"{worker}.[0-9]")))
-    if slots >= SLOTS or arena.has_room(path.parent, len(slot.data)):
+    if slots >= SLOTS or has_room(path.parent, len(slot.data)):
         slot.lock(shared=True)  # the worker that fills it at this moment has it to itself; that is seen below
     ticket = slot.ticket()
     if ticket is None or ticket.mark != mark:

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.checkpoint.memory import arena
-from outlast.checkpoint.memory.arena import DIGEST, REPLICAS, Arena, Mark, NoRoom, Slot, Ticket, chunks, open_slot
+from outlast.checkpoint.memory.arena import REPLICAS, Arena
 from outlast.checkpoint.memory.channel import (
     Channel,
     CopyDone,
@@ -38,6 +38,8 @@ from outlast.checkpoint.memory.channel import (
     length_of,
     welcome,
 )
+from outlast.checkpoint.memory.room import NoRoom
+from outlast.checkpoint.memory.slot import DIGEST, Mark, Slot, Ticket, chunks, open_slot
 from outlast.checkpoint.storage.format import CHUNK
 from outlast.log import Sparing
 from outlast.protocol.fields import UNREADABLE

@@ -27,7 +27,7 @@ from hashlib import blake2b, sha256
 import msgspec
 import xxhash
 
-from outlast.checkpoint.memory.arena import Mark
+from outlast.checkpoint.memory.slot import Mark
 from outlast.checkpoint.storage.format import CHUNK
 from outlast.protocol.fields import UNREADABLE
 from outlast.transport.unproved import HANDSHAKE

@@ -18,7 +18,6 @@ from typing import Protocol
 import msgspec
 
 from outlast.checkpoint.memory import arena
-from outlast.checkpoint.memory.arena import DIGEST, Mark, Slot, Ticket, chunks, open_slot
 from outlast.checkpoint.memory.channel import (
     Channel,
     Describe,
@@ -30,6 +29,7 @@ from outlast.checkpoint.memory.channel import (
     digest_of,
     length_of,
 )
+from outlast.checkpoint.memory.slot import DIGEST, Mark, Slot, Ticket, chunks, open_slot
 from outlast.checkpoint.storage.format import CHUNK, Damaged
 from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.snapshots import Snapshot

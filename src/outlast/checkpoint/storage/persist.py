@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from outlast.checkpoint.memory.arena import Mark, Slot, Ticket, open_slot
+from outlast.checkpoint.memory.slot import Mark, Slot, Ticket, open_slot
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Part, Save
 from outlast.checkpoint.storage.storage import Address, StorageUnreachable, address, storage_of

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from outlast.checkpoint.memory.arena import Mark, Slot, Ticket
+from outlast.checkpoint.memory.slot import Mark, Slot, Ticket
 from outlast.checkpoint.storage.persist import Outcome, persist
 from outlast.system import private
 

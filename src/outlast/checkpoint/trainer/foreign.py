@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from outlast.checkpoint.memory.arena import HEAD, Slot, Ticket
+from outlast.checkpoint.memory.slot import HEAD, Slot, Ticket
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.persist import persist

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.utils import _DistWrapper, find_state_dict_object
 from torch.distributed.tensor import DTensor
 
-from outlast.checkpoint.memory.arena import PAGE, Slot
+from outlast.checkpoint.memory.slot import PAGE, Slot
 from outlast.checkpoint.storage.format import run_prefix, shard_name
 
 VERSION = getattr(filesystem, "CURRENT_DCP_VERSION", "")  # of DCP's metadata, which has none before torch 2.9

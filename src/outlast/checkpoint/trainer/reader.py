@@ -32,8 +32,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.utils import _DistWrapper
 
-from outlast.checkpoint.memory.arena import Mark
 from outlast.checkpoint.memory.shards import MemoryShard, ShardPlace
+from outlast.checkpoint.memory.slot import Mark
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.storage import Address, storage_of

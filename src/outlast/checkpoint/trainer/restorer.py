@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outlast.checkpoint.memory.arena import Mark, Ticket
 from outlast.checkpoint.memory.shards import AgreedSnapshot, agreed, places
+from outlast.checkpoint.memory.slot import Mark, Ticket
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.storage import Address, FoundCheckpoint, StorageUnreachable, Url

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from outlast.checkpoint.memory import arena as arenas
-from outlast.checkpoint.memory.arena import Mark, NoRoom, Slot, Ticket, lack_of_room
+from outlast.checkpoint.memory.room import NoRoom, lack_of_room
+from outlast.checkpoint.memory.slot import Mark, Slot, Ticket
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.directory import leave_marker, sees_marker
 from outlast.checkpoint.storage.format import Save

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from outlast.checkpoint.memory import arena as arenas
-from outlast.checkpoint.memory.arena import MORE, MOST, PARTNER, VARIABLE, Arena, Ticket, tickets
+from outlast.checkpoint.memory.arena import MORE, MOST, PARTNER, VARIABLE, Arena, tickets
+from outlast.checkpoint.memory.slot import Slot, Ticket
 from outlast.checkpoint.storage.storage import Address
 from outlast.checkpoint.trainer.background import Background, KeeperClient, WriterThread
 from outlast.worker import generations
@@ -67,7 +68,7 @@ class WorkerMemory:
         """Whether there is a writer."""
         return self._writer is not None
 
-    def mapped(self) -> list[arenas.Slot]:
+    def mapped(self) -> list[Slot]:
         """The slots that this process has mapped."""
         return self._arena.slots() if self._arena is not None else []
 

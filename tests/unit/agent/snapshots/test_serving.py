@@ -20,9 +20,10 @@ from outlast.agent.snapshots.memory import held
 from outlast.agent.snapshots.sending import Sending, StrideMeter, _Overwritten, send
 from outlast.agent.snapshots.serving import Serving
 from outlast.checkpoint.memory import arena as arenas
-from outlast.checkpoint.memory.arena import HEAD, Arena
+from outlast.checkpoint.memory.arena import Arena
 from outlast.checkpoint.memory.channel import Go, Piece, Put, Refused, dial, digest_of, key_of
 from outlast.checkpoint.memory.shards import CACHED, AgreedSnapshot, MemoryShard, damage, places
+from outlast.checkpoint.memory.slot import HEAD
 from outlast.checkpoint.storage.format import CHUNK, Damaged
 from outlast.protocol.snapshots import Holder, Snapshot
 from outlast.transport.certificate import server_side
@@ -252,7 +253,7 @@ def test_too_little_memory_for_copies_is_said_once_and_costs_nothing_else(
 ) -> None:
     there = host("there")
     slots = [Path(fill(worker, sequence, mark(1)).path) for sequence in (1, 2)]
-    monkeypatch.setattr(arenas, "_room", lambda _: 3 * SIZE)  # two are left to the node's own snapshots
+    monkeypatch.setattr(arenas, "free_room", lambda _: 3 * SIZE)  # two are left to the node's own snapshots
     for sequence, path in zip((1, 2), slots, strict=True):
         with pytest.raises(Refused, match="too little shared memory"):
             copy(there, sequence, [path])

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from outlast.checkpoint.memory import arena as arenas
-from outlast.checkpoint.memory.arena import HEAD, Arena, NoRoom, open_slot, tickets
+from outlast.checkpoint.memory.arena import Arena, tickets
+from outlast.checkpoint.memory.room import NoRoom
+from outlast.checkpoint.memory.slot import HEAD, open_slot
 from snapshots import SIZE, fill, kill_within, mark, ticket
 
 
@@ -55,7 +57,7 @@ def test_without_room_for_a_third_the_save_waits_until_one_is_free(
     fill(arena, 1, ("ab", 0))
     reader = open_slot(first.path)
     reader.lock(shared=True)
-    monkeypatch.setattr(arenas, "_room", lambda _: 0)
+    monkeypatch.setattr(arenas, "free_room", lambda _: 0)
     saved = threading.Thread(target=fill, args=(arena, 2, ("ab", 1)))
     saved.start()
     saved.join(0.2)
@@ -169,10 +171,10 @@ def test_a_third_slot_is_made_of_the_last_room_where_the_others_cannot_be_overwr
     arena = Arena(directory, 0)
     fill(arena, 1, None)
     fill(arena, 2, mark(1))
-    monkeypatch.setattr(arenas, "_room", lambda _: HEAD + SIZE)
+    monkeypatch.setattr(arenas, "free_room", lambda _: HEAD + SIZE)
     with arena.take(SIZE, {mark(1), mark(2)}):
         assert len(arena.slots()) == 3
-    monkeypatch.setattr(arenas, "_room", lambda _: 0)
+    monkeypatch.setattr(arenas, "free_room", lambda _: 0)
     arena.slots()[2].begin()
     arena.slots()[2].seal(ticket(3))
     with pytest.raises(NoRoom, match=r"snapshots of local rank 0 need 1 MiB of .*memory.*, and 0 MiB are free: ") as no:
@@ -186,7 +188,7 @@ def test_a_save_that_comes_before_the_second_slot_was_prepared_needs_room_for_th
 ) -> None:
     arena = Arena(directory, 0)
     fill(arena, 1, None)
-    monkeypatch.setattr(arenas, "_room", lambda _: HEAD + SIZE)
+    monkeypatch.setattr(arenas, "free_room", lambda _: HEAD + SIZE)
     fill(arena, 2, mark(1))
     assert [slot.ticket() for slot in arena.slots()] == [ticket(1), ticket(2)]
     arena.close()
@@ -251,10 +253,10 @@ def test_what_should_be_kept_as_well_is_overwritten_only_where_there_is_no_room(
             slot.begin()
             slot.seal(ticket(sequence))
         assert len(arena.slots()) == min(sequence, 3)
-    monkeypatch.setattr(arenas, "_room", lambda _: 0)
+    monkeypatch.setattr(arenas, "free_room", lambda _: 0)
     crowded = Arena(tmp_path / "b", 0)
     with monkeypatch.context() as roomy:
-        roomy.setattr(arenas, "_room", lambda _: 1 << 40)
+        roomy.setattr(arenas, "free_room", lambda _: 1 << 40)
         fill(crowded, 1, None)
         fill(crowded, 2, mark(1))
     with crowded.take(SIZE, {mark(2)}, {mark(1)}) as slot:

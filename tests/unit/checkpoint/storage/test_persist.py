@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from outlast.checkpoint.memory.arena import Arena, Mark, Slot
+from outlast.checkpoint.memory.arena import Arena
+from outlast.checkpoint.memory.slot import Mark, Slot
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.directory import Directory
 from outlast.checkpoint.storage.persist import persist, prune

@@ -32,6 +32,7 @@ from outlast.board.board import Board
 from outlast.board.layout import STEP
 from outlast.board.layout import VARIABLE as BOARD
 from outlast.checkpoint.memory import arena as arenas
+from outlast.checkpoint.memory.room import NoRoom
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged
 from outlast.checkpoint.trainer import checkpointer as checkpointers
@@ -617,8 +618,8 @@ def test_a_disk_that_fails_is_said_by_wait(checkpointer: Callable[..., Checkpoin
 def test_too_little_memory_is_said_before_training_goes_on(
     checkpointer: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arenas, "_room", lambda _: 1 << 20)
-    with pytest.raises(arenas.NoRoom, match=r"snapshots of a rank on \S+ need 4 MiB of memory, and 1 MiB are free"):
+    monkeypatch.setattr(arenas, "free_room", lambda _: 1 << 20)
+    with pytest.raises(NoRoom, match=r"snapshots of a rank on \S+ need 4 MiB of memory, and 1 MiB are free"):
         checkpointer().save(1, {"x": torch.zeros(2 << 20, dtype=torch.uint8)})
 
 

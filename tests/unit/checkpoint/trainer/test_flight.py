@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from outlast.checkpoint.memory.arena import Slot
+from outlast.checkpoint.memory.slot import Slot
 from outlast.checkpoint.trainer import layout
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
 from outlast.checkpoint.trainer.flight import Runway

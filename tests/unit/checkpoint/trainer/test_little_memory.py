@@ -13,7 +13,8 @@ import torch
 from outlast.agent.snapshots.keeper_process import SnapshotWriter
 from outlast.agent.snapshots.memory import overtaken
 from outlast.checkpoint.memory import arena as arenas
-from outlast.checkpoint.memory.arena import Arena, NoRoom
+from outlast.checkpoint.memory.arena import Arena
+from outlast.checkpoint.memory.room import NoRoom
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.trainer import background
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
