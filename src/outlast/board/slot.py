@@ -296,6 +296,7 @@ def cut(text: str, size: int) -> str:
 
 
 def slot_memory(memory: memoryview, number: int) -> memoryview:
+    """The part of a board's memory that is this slot's."""
     return memory[SIZE * (1 + number) : SIZE * (2 + number)]
 
 

@@ -27,6 +27,7 @@ def spawn(
     ends: Streams,
     pass_fds: Sequence[int],
 ) -> Worker:
+    """Start one worker and watch it. Raises `WorkersNotStarted`."""
     try:
         process = start_bound(command, environment, stdout=ends.stdout, stderr=ends.stderr, pass_fds=pass_fds)
     except OSError as error:

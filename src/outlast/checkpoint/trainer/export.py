@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from outlast.checkpoint.storage.format import Damaged
 from outlast.checkpoint.storage.storage import Address
+from outlast.checkpoint.trainer.flat import nest
 from outlast.checkpoint.trainer.reader import CheckpointSource, open_checkpoint, read
-from outlast.checkpoint.trainer.state import nest
 
 SAFETENSORS, TORCH = "safetensors", "torch"
 FORMATS = (SAFETENSORS, TORCH)

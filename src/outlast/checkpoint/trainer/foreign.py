@@ -35,9 +35,9 @@ from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.persist import persist
 from outlast.checkpoint.storage.storage import Address
 from outlast.checkpoint.trainer.export import assemble
+from outlast.checkpoint.trainer.flat import flatten
 from outlast.checkpoint.trainer.layout import ShardLayout, make_plan
 from outlast.checkpoint.trainer.reader import CheckpointSource
-from outlast.checkpoint.trainer.state import flatten
 
 SAFETENSORS = ".safetensors"
 TRAINER_STATE = "trainer_state.json"

@@ -38,7 +38,8 @@ from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged, Save
 from outlast.checkpoint.storage.storage import Address, storage_of
 from outlast.checkpoint.trainer.layout import LARGE, template
-from outlast.checkpoint.trainer.state import NamedMetadata, Targets, name_parameters
+from outlast.checkpoint.trainer.optimizers import NamedMetadata, name_parameters
+from outlast.checkpoint.trainer.targets import Targets
 
 
 def _member(kind: Any, name: Any) -> Any:

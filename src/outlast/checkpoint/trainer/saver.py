@@ -22,10 +22,11 @@ from outlast.checkpoint.storage.directory import leave_marker, sees_marker
 from outlast.checkpoint.storage.format import Save
 from outlast.checkpoint.storage.storage import Address, Url
 from outlast.checkpoint.trainer.collector import paused
+from outlast.checkpoint.trainer.flat import flatten
 from outlast.checkpoint.trainer.flight import Runway
 from outlast.checkpoint.trainer.layout import Furnished, ShardLayout, ShardPlan, Unsavable, make_plan
 from outlast.checkpoint.trainer.rank_group import RankGroup
-from outlast.checkpoint.trainer.state import Sources, flatten
+from outlast.checkpoint.trainer.sources import Sources
 from outlast.checkpoint.trainer.worker_memory import FORMER, WorkerMemory, generation, job
 
 log = logging.getLogger("outlast")

@@ -36,12 +36,11 @@ from outlast.checkpoint.memory.room import NoRoom
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.format import Damaged
 from outlast.checkpoint.trainer import checkpointer as checkpointers
-from outlast.checkpoint.trainer import state as states
-from outlast.checkpoint.trainer import worker_memory
+from outlast.checkpoint.trainer import optimizers, worker_memory
 from outlast.checkpoint.trainer.checkpointer import Checkpointer
+from outlast.checkpoint.trainer.flat import flatten, nest
 from outlast.checkpoint.trainer.layout import Unsavable, template
 from outlast.checkpoint.trainer.reader import load, open_checkpoint, parse
-from outlast.checkpoint.trainer.state import flatten, nest
 from outlast.cli import checkpoints
 from outlast.worker.session import Session
 
@@ -132,7 +131,7 @@ def test_the_step_that_gives_a_new_optimizer_its_state_is_not_counted(
     state, again, saver, session = training(0), training(1), checkpointer(), Session({})
     step(state)
     saver.save(280, state)
-    monkeypatch.setattr(states, "session", session)
+    monkeypatch.setattr(optimizers, "session", session)
     steps: list[object] = []
     watched = [session.optimizer_stepped, lambda: steps.append(None)]
     hooks = [register_optimizer_step_post_hook(lambda *_, each=each: each()) for each in watched]
