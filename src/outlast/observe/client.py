@@ -94,10 +94,14 @@ class _Line:
         self._parts = []
         self._answer = asyncio.get_running_loop().create_future()
         self.connection.send(message)
+        # Not wait_for, which loses a cancellation that comes together with the answer (Python 3.10 and 3.11): a Ctrl-C.
         try:
-            return await asyncio.wait_for(self._answer, ANSWERED)
-        except asyncio.TimeoutError:
-            raise _LineLost(f"it said nothing for {ANSWERED:g} s") from None
+            await asyncio.wait({self._answer}, timeout=ANSWERED)
+            if not self._answer.done():
+                raise _LineLost(f"it said nothing for {ANSWERED:g} s")
+            return self._answer.result()
+        finally:
+            self._answer.cancel()
 
     async def close(self) -> None:
         self.connection.close()
