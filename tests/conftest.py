@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import machine
 from hosts import KEPT, SHM, Cluster, Host, entries
+from outlast.board.board import Board
 from outlast.checkpoint.storage import bucket
 from outlast.checkpoint.storage.storage import Url
 from processes import TEST_ID, await_exit, describe, forget, kill_all, marked
@@ -120,6 +121,14 @@ def new_children(before: set[psutil.Process]) -> Iterator[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             if child.status() != psutil.STATUS_ZOMBIE:
                 yield child
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    """A board for two workers."""
+    made = Board(2)
+    yield made
+    made.close()
 
 
 @pytest.fixture

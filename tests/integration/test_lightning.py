@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ pytest.importorskip("lightning.pytorch")
 pytestmark = [pytest.mark.filterwarnings("default")]
 
 BATCHES = 4
-
-
-@pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board(1)
-    yield made
-    made.close()
 
 
 @pytest.fixture

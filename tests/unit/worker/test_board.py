@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -44,13 +43,6 @@ from outlast.board.board import Board
 print(Board(1).address(0), flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board(2)
-    yield made
-    made.close()
 
 
 def test_a_worker_finds_its_slot_by_the_address_alone(board: Board) -> None:

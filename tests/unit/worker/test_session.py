@@ -10,7 +10,6 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -22,13 +21,6 @@ from outlast.board.readings import Action, Reading
 from outlast.board.slot import cut
 from outlast.worker.session import Session
 from session_clock import set_session_clock
-
-
-@pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board(2)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ def step():
 """
 INSTALL = "from outlast.worker import step_hook; step_hook.install()"
 TRAIN = "from torch.optim import optimizer; [optimizer.step() for _ in range(3)]"
-
-
-@pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board(1)
-    yield made
-    made.close()
 
 
 @pytest.fixture

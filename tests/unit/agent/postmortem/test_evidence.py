@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,13 +24,6 @@ from outlast.board.readings import LastWords
 from outlast.board.slot import BoardSlot
 from outlast.diagnosis.evidence import Evidence
 from outlast.protocol.failures import Failure
-
-
-@pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board(1)
-    yield made
-    made.close()
 
 
 def worker(board: Board, code: str, preloaded: str = "") -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ import pytest
 from outlast.cli.replay import Replay
 from outlast.core.hangs.inquiry import PATIENCE, QUIET
 from outlast.core.job.commands import Command, Send
-from outlast.core.job.inputs import Event, Joined, Lost, Reported, Saw
+from outlast.core.job.inputs import Event, Lost, Saw
 from outlast.core.job.job import Job
 from outlast.core.job.phase import Phase
 from outlast.core.node.commands import Blame, Observe, Show, StartWorkers, Tell
@@ -31,23 +31,14 @@ from outlast.protocol.generations import Assignment, Start, Stop
 from outlast.protocol.hangs import Look, Named, Overdue, Seen
 from outlast.protocol.membership import Ack, Join, Report, State, Welcome
 from outlast.protocol.messages import FromCoordinator
-from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
-from rehearsal import published, texts
+from rehearsal import Rehearsal, published, texts
 
 C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 WAITS = Stack(frames=(Frame("all_reduce", C10D, 1), Frame("train", "/home/train.py", 50)), state="S")
 SLEEPS = Stack(frames=(Frame("load", "/home/train.py", 81),), state="S", wchan="hrtimer_nanosleep")
 IDLE = Report(seq=0, floor=0, generation=0, state=State.IDLE, clear=True, store_port=7)
-RULES = Rules(
-    job="j",
-    entrypoint="train.py",
-    min_nodes=1,
-    max_nodes=3,
-    use_infra_group_rank=False,
-    max_restarts=3,
-    node_timeout=60.0,
-)
+RULES = {"max_nodes": 3, "max_restarts": 3, "node_timeout": 60.0}
 FIRST_RANK = {"a": 0, "b": 2, "c": 4}
 SENTENCE = (
     "rank 3 on b is the one that others wait for: stuck in load at train.py:81, sleeping; 5 ranks wait in all_reduce"
@@ -66,43 +57,18 @@ def where(node: str, late: bool = True) -> tuple[Observation, ...]:
     )
 
 
-class Rehearsal:
-    """A job of nodes a, b and c, with two ranks each, that say what they are told to say."""
+class LateJob(Rehearsal):
+    """A job of nodes a, b and c, with two ranks each, which run generation 1."""
 
     def __init__(self, **rules: Any) -> None:
-        self.rules = msgspec.structs.replace(RULES, **rules)
-        self.job = Job(self.rules, now=0.0, term=Term(1, "a"), run="r")
-        self.reports: dict[str, Report] = {}
-        self.charters: dict[str, Charter] = {}
-        self.places: dict[str, Assignment] = {}
+        super().__init__(**RULES, **rules)
         for node in "abc":
             self.join(node)
-        for node in "abc":
-            self.say(node, generation=1, state=State.RUNNING, clear=False)
+        self.run(*"abc")
         assert self.job.phase is Phase.RUNNING
 
-    def _do(self, commands: list[Command]) -> list[Command]:
-        for command in commands:
-            if isinstance(command, Send) and isinstance(command.message, Start):
-                self.charters[command.node] = command.message.charter
-                self.places[command.node] = command.message.assignment
-        return commands
-
-    def join(self, node: str, now: float = 0.0, connection: int = 1, **changes: Any) -> list[Command]:
-        known = self.reports.get(node, IDLE)
-        report = self.reports[node] = msgspec.structs.replace(known, seq=known.seq + 1, acked=0, **changes)
-        join = Join(
-            node, node, 2, "default", node, "j", "train.py", (1, 3), report, connection=connection,
-            term=Term(1, "a") if node in self.charters else Term(),
-            charter=self.charters.get(node), assignment=self.places.get(node),
-        )  # fmt: skip
-        return self._do(self.job.handle(Joined(join), now))
-
-    def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
-        last, charter = self.reports[node], self.job._state.authority.known
-        report = msgspec.structs.replace(last, seq=last.seq + 1, acked=last.seq, known=charter, **changes)
-        self.reports[node] = report
-        return self._do(self.job.handle(Reported(node, report), now))
+    def request(self, node: str, report: Report, **changes: Any) -> Join:
+        return super().request(node, report, nproc=2, **changes)
 
     def saw(self, *nodes: str, now: float = 10.1, generation: int = 1, number: int = 1, **how: bool) -> list[Command]:
         return [
@@ -124,19 +90,19 @@ def named(commands: list[Command]) -> list[str]:
 
 
 def test_when_a_rank_is_late_anywhere_all_nodes_are_asked() -> None:
-    here = Rehearsal()
+    here = LateJob()
     out = here.say("c", 10.0, overdue=ENDING)
     assert sent(out, Look) == dict.fromkeys("abc", Look(1, 1, interrupt=True))
 
 
 def test_for_a_suspicion_nobody_is_interrupted() -> None:
-    here = Rehearsal()
+    here = LateJob()
     out = here.say("c", 10.0, overdue=SUSPECTED)
     assert sent(out, Look)["a"] == Look(1, 1, interrupt=False)
 
 
 def test_when_all_have_answered_the_culprit_is_named_to_people_and_to_all_nodes() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     assert not named(here.saw("a", "b"))
     out = here.saw("c")
@@ -146,14 +112,14 @@ def test_when_all_have_answered_the_culprit_is_named_to_people_and_to_all_nodes(
 
 
 def test_what_the_event_of_a_hang_is_about_is_there_for_programs_as_well() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     (hang,) = published(here.saw("a", "b", "c"), HangNamed)
     assert (hang.generation, hang.ranks, hang.where) == (1, (3,), "train.py:81")
 
 
 def test_a_node_that_does_not_answer_is_waited_for_in_bounds_and_what_was_seen_is_compared() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     here.saw("a", "c")
     assert here.job.deadline() == 10.0 + PATIENCE
@@ -167,7 +133,7 @@ def test_a_node_that_does_not_answer_is_waited_for_in_bounds_and_what_was_seen_i
 
 
 def test_many_late_ranks_within_a_moment_make_one_inquiry_and_one_sentence() -> None:
-    here = Rehearsal()
+    here = LateJob()
     looks = sent(here.say("a", 10.0, overdue=ENDING), Look)
     out = here.say("b", 10.01, overdue=ENDING)
     out += here.saw("a", "b", "c")
@@ -177,17 +143,17 @@ def test_many_late_ranks_within_a_moment_make_one_inquiry_and_one_sentence() -> 
 
 
 def test_what_a_node_says_again_is_not_news() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     here.saw("a", "b", "c")
     assert not sent(here.say("a", 11.0), Look)
-    assert not sent(here.join("a", 12.0, connection=2), Look)
+    assert not sent(here.join("a", 12.0), Look)
     assert sent(here.say("a", 13.0, overdue=Overdue(2, ending=True)), Look)
 
 
 @pytest.mark.parametrize(("generation", "number"), [(1, 7), (2, 1), (1, 0)])
 def test_an_answer_to_another_question_is_no_answer(generation: int, number: int) -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     out = here.saw("a", "b", "c", generation=generation, number=number)
     assert out == []
@@ -196,14 +162,14 @@ def test_an_answer_to_another_question_is_no_answer(generation: int, number: int
 
 
 def test_a_doubled_answer_counts_once() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     assert not named(here.saw("a", "a", "a", "b", "b"))
     assert "5 ranks wait" in named(here.saw("c"))[0]
 
 
 def test_who_is_suspected_is_named_once_and_nobody_is_told_to_end_for_it() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=SUSPECTED)
     out = here.saw("a", "b", "c")
     assert named(out) == [f"generation 1: {SENTENCE}"]
@@ -216,7 +182,7 @@ def test_who_is_suspected_is_named_once_and_nobody_is_told_to_end_for_it() -> No
 
 
 def test_who_is_about_to_be_ended_is_not_kept_waiting_by_a_suspicion() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=SUSPECTED)
     here.say("b", 10.01, overdue=ENDING)
     out = here.saw("a", "b", "c")
@@ -225,19 +191,19 @@ def test_who_is_about_to_be_ended_is_not_kept_waiting_by_a_suspicion() -> None:
 
 
 def test_nobody_is_blamed_for_a_suspicion_that_has_passed() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=SUSPECTED)
     assert not named(here.saw("a", "b", "c", late=False))
 
 
 def test_a_node_that_has_finished_is_not_asked() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("c", state=State.FINISHED, clear=True, floor=1)
     assert set(sent(here.say("a", 10.0, overdue=ENDING), Look)) == {"a", "b"}
 
 
 def test_a_generation_that_ends_meanwhile_ends_the_inquiry() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     here.job.handle(Lost("b", "its connection closed"), 10.05)
     assert here.job.phase is Phase.STOPPING
@@ -251,11 +217,11 @@ def test_a_generation_that_ends_meanwhile_ends_the_inquiry() -> None:
 
 def test_a_coordinator_that_takes_over_asks_again() -> None:
     """What is repeated in the reports of the nodes is news to it; an answer to the one before is none to it."""
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 10.0, overdue=ENDING)
     here.job = Job(here.rules, 10.2, term=Term(2, "b"), run="r")
-    for connection, node in enumerate("abc", 2):
-        here.join(node, 10.3, connection=connection)
+    for node in "abc":
+        here.join(node, 10.3)
     out = [command for node in "abc" for command in here.say(node, 10.4)]
     assert sent(out, Look) == dict.fromkeys("abc", Look(1, 1, interrupt=True))
     assert named(here.saw("a", "b", "c", now=10.5)) == [f"generation 1: {SENTENCE}"]
@@ -263,7 +229,7 @@ def test_a_coordinator_that_takes_over_asks_again() -> None:
 
 def test_an_inquiry_can_be_replayed_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path / "journal", fresh=True)
-    journal.began(Began(0.0, RULES, Term(1, "a"), "r", None))
+    journal.began(Began(0.0, LateJob().rules, Term(1, "a"), "r", None))
     decide = Job.handle
 
     def recorded(job: Job, event: Event, now: float) -> list[Command]:
@@ -274,7 +240,7 @@ def test_an_inquiry_can_be_replayed_from_the_journal(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Job, "handle", recorded)
-        here = Rehearsal()
+        here = LateJob()
         here.say("a", 10.0, overdue=ENDING)
         here.saw("a", "b")
         here.tick(10.0 + PATIENCE)
@@ -289,7 +255,7 @@ def failure(rank: int, node: str, **changes: Any) -> Failure:
     return msgspec.structs.replace(Failure(node, node, rank, 0, 77, -9, 0.0, "Hung", hung="it is late"), **changes)
 
 
-def ended(here: Rehearsal) -> list[Command]:
+def ended(here: LateJob) -> list[Command]:
     out = []
     for node in "abc":
         state = State.FAILED if here.reports[node].failures else State.IDLE
@@ -298,7 +264,7 @@ def ended(here: Rehearsal) -> list[Command]:
 
 
 def test_the_culprit_is_the_root_failure_though_the_clock_of_another_ran_out_first() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 11.0, state=State.FAILED, failures=(failure(0, "a"),))
     here.say("b", 11.1, state=State.FAILED, failures=(failure(3, "b", culprit=True),))
     told = texts(ended(here))
@@ -306,7 +272,7 @@ def test_the_culprit_is_the_root_failure_though_the_clock_of_another_ran_out_fir
 
 
 def test_a_rank_that_failed_by_itself_stays_the_root() -> None:
-    here = Rehearsal()
+    here = LateJob()
     here.say("a", 11.0, state=State.FAILED, failures=(failure(0, "a", hung="", exit_code=1),))
     here.say("b", 11.1, state=State.FAILED, failures=(failure(3, "b", culprit=True),))
     told = texts(ended(here))
@@ -323,7 +289,7 @@ def running() -> Node:
     node = Node("a")
     node.handle(Connected(Standing(Term(1, "c"), True)), 0.0)
     node.handle(Received(Welcome(1.0, 60.0, 0.05)), 0.0)
-    out = node.handle(Received(Start(PLACE, 1, Charter("r", RULES), 1)), 0.0)
+    out = node.handle(Received(Start(PLACE, 1, Charter("r", LateJob().rules), 1)), 0.0)
     assert any(isinstance(command, StartWorkers) for command in out)
     return node
 
@@ -383,4 +349,4 @@ def test_lateness_does_not_outlive_its_generation() -> None:
     node.handle(Cleared(1), 5.2)
     node.handle(Received(Ack(3, 1)), 5.2)
     place = msgspec.structs.replace(PLACE, generation=2)
-    assert reported(node.handle(Received(Start(place, 1, Charter("r", RULES), 4)), 5.3)).overdue is None
+    assert reported(node.handle(Received(Start(place, 1, Charter("r", LateJob().rules), 4)), 5.3)).overdue is None

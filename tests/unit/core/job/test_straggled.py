@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,6 @@ SLOW = Straggler(1, (1,), "forward", 1.81, 410)
 OVER = Straggler(1, (1,), "forward", 1.81, 410, over=900)
 LASTS = Straggler(1, (1,), "forward", 1.81, 410, lasts=True)
 SENTENCE = "rank 1 on b is 1.8 times slower than the others in section 'forward' since step 410"
-
-
-@pytest.fixture
-def board() -> Iterator[Board]:
-    made = Board(2)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from outlast.core.hangs.calibration import CalibrationRounds
-from outlast.core.job.commands import Command, Send
-from outlast.core.job.inputs import Joined, Lost, Reported
+from outlast.core.job.commands import Send
+from outlast.core.job.inputs import Lost
 from outlast.core.job.job import Job
 from outlast.core.job.phase import Phase
 from outlast.core.membership.attendance import MOST_GONE
@@ -25,7 +25,7 @@ from outlast.protocol.membership import Ack, Join, Leaving, Over, Refuse, Report
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.rules import Rules
 from outlast.protocol.succession import Charter, Standing, Term
-from rehearsal import texts
+from rehearsal import Rehearsal, notes, sent
 
 IDLE = Report(seq=0, floor=0, generation=0, state=State.IDLE, clear=True, store_port=7)
 FAILURE = Failure("b", "b", 1, 0, 77, -9, 0.0, "Hung: …")
@@ -36,47 +36,23 @@ def wish(wanted: Wanted, *, generation: int = 1, rank: int = 1) -> Wish:
     return Wish(wanted, generation, rank, "it is so")
 
 
-class Rehearsal:
-    """A job of nodes a and b, that say what they are told to say."""
+class WishingJob(Rehearsal):
+    """A job of nodes a and b, which run generation 1."""
 
     def __init__(self, **rules: Any) -> None:
-        self.job = Job(msgspec.structs.replace(RULES, **rules), now=0.0)
-        self.reports: dict[str, Report] = {}
+        super().__init__(**{"planned_change_timeout": RULES.planned_change_timeout, **rules})
         for node in ("a", "b"):
             self.join(node)
-        for node in ("a", "b"):
-            self.say(node, generation=self.job.generation, state=State.RUNNING, clear=False)
+        self.run("a", "b")
         assert self.job.phase is Phase.RUNNING
 
-    def join(self, node: str, **changes: Any) -> list[Command]:
+    def request(self, node: str, report: Report, **changes: Any) -> Join:
         name = node.partition("-")[0]  # a-2 is a later life of a
-        report = self.reports[node] = msgspec.structs.replace(self.reports.get(node, IDLE), seq=1)
-        join = Join(node, name, 1, "default", node, "j", "train.py", (1, 2), report, key=f"place of {name}")
-        return self.job.handle(Joined(msgspec.structs.replace(join, **changes)), 0.0)
-
-    def say(self, node: str, now: float = 1.0, **changes: Any) -> list[Command]:
-        last, charter = self.reports[node], self.job._state.authority.known
-        report = msgspec.structs.replace(last, seq=last.seq + 1, acked=last.seq, known=charter, **changes)
-        self.reports[node] = report
-        return self.job.handle(Reported(node, report), now)
-
-    def clear(self, *nodes: str) -> list[Command]:
-        out: list[Command] = []
-        for node in nodes:
-            out += self.say(node, 2.0, clear=True, floor=self.job.generation, state=State.IDLE)
-        return out
-
-
-def sent(commands: list[Command], kind: type) -> list[str]:
-    return [c.node for c in commands if isinstance(c, Send) and isinstance(c.message, kind)]
-
-
-def notes(commands: list[Command]) -> str:
-    return "\n".join(texts(commands))
+        return super().request(node, report, name=name, key=f"place of {name}", **changes)
 
 
 def test_stop_ends_the_job_with_the_ranks_reason() -> None:
-    here = Rehearsal(max_restarts=3)
+    here = WishingJob(max_restarts=3)
     out = here.say("b", wish=wish(Wanted.STOP))
     assert here.job.outcome is not None
     assert here.job.outcome.reason == "it is so (stop, asked for by rank 1 on node b)"
@@ -84,14 +60,14 @@ def test_stop_ends_the_job_with_the_ranks_reason() -> None:
 
 
 def test_stop_counts_also_after_the_failure_of_the_rank_that_asked() -> None:
-    here = Rehearsal(max_restarts=3)
+    here = WishingJob(max_restarts=3)
     here.say("b", state=State.FAILED, failures=(FAILURE,), wish=wish(Wanted.STOP))
     assert here.job.outcome is not None
     assert here.job.outcome.reason.startswith("it is so")
 
 
 def test_restart_makes_a_new_generation_and_is_not_counted() -> None:
-    here = Rehearsal(max_restarts=0)
+    here = WishingJob(max_restarts=0)
     out = here.say("b", wish=wish(Wanted.RESTART))
     assert sorted(sent(out, Stop)) == ["a", "b"]
     assert sorted(sent(here.clear("a", "b"), Start)) == ["a", "b"]
@@ -99,25 +75,25 @@ def test_restart_makes_a_new_generation_and_is_not_counted() -> None:
 
 
 def test_a_rank_that_asked_for_a_restart_may_die() -> None:
-    here = Rehearsal(max_restarts=0)
+    here = WishingJob(max_restarts=0)
     here.say("b", state=State.FAILED, failures=(FAILURE,), wish=wish(Wanted.RESTART))
     here.clear("a", "b")
     assert (here.job.phase, here.job.generation, here.job.restarts) == (Phase.RUNNING, 2, 0)
 
 
 def test_a_wish_that_is_repeated_is_done_once() -> None:
-    here = Rehearsal()
+    here = WishingJob()
     here.say("b", wish=wish(Wanted.RESTART))
     here.clear("a", "b")
     for node in ("a", "b"):
         here.say(node, 3.0, generation=2, state=State.RUNNING, clear=False)
     assert here.job.generation == 2
-    here.join("b", connection=1)  # it says all of it again
+    here.join("b")  # it says all of it again
     assert (here.job.phase, here.job.generation) == (Phase.RUNNING, 2)
 
 
 def test_a_restart_asked_for_after_a_failure_does_not_make_it_free_of_charge() -> None:
-    here = Rehearsal(max_restarts=3)
+    here = WishingJob(max_restarts=3)
     here.say("a", state=State.FAILED, failures=(FAILURE,))
     here.say("b", wish=wish(Wanted.RESTART))
     here.clear("a", "b")
@@ -125,7 +101,7 @@ def test_a_restart_asked_for_after_a_failure_does_not_make_it_free_of_charge() -
 
 
 def test_a_node_that_is_excluded_is_let_go_and_its_next_life_refused() -> None:
-    here = Rehearsal()
+    here = WishingJob()
     out = here.say("b", leaving=Leaving.DRAIN, wish=wish(Wanted.EXCLUDE_NODE))
     assert "rank 1 on node b excludes its node: it is so" in notes(out)
     assert "drain" not in notes(out)
@@ -141,7 +117,7 @@ def test_a_node_that_is_excluded_is_let_go_and_its_next_life_refused() -> None:
 
 
 def test_a_coordinator_that_comes_after_still_knows_whom_to_refuse() -> None:
-    here = Rehearsal()
+    here = WishingJob()
     here.say("b", leaving=Leaving.DRAIN, wish=wish(Wanted.EXCLUDE_NODE))
     memory, charter = here.job.memory(), here.job._replies.charter("a", 2.0)
     for again in (
@@ -154,13 +130,13 @@ def test_a_coordinator_that_comes_after_still_knows_whom_to_refuse() -> None:
 
 
 def test_a_rank_that_hung_is_the_reason() -> None:
-    here = Rehearsal(max_restarts=1)
+    here = WishingJob(max_restarts=1)
     hung = msgspec.structs.replace(FAILURE, hung="it has been in section 'step' for 30 s")
     assert notes(here.say("b", state=State.FAILED, failures=(hung,))) == "generation 1 ends: rank 1 on node b hung"
 
 
 def test_one_node_asks_for_calibration_and_all_get_what_all_have_measured() -> None:
-    here = Rehearsal()
+    here = WishingJob()
     assert sorted(sent(here.say("b", measures=Measures(1, {"heartbeat": 2.0})), Measure)) == ["a", "b"]
     out = here.say("a", measures=Measures(1, {"heartbeat": 3.0, "outside": 1.0}))
     agreed = [c.message for c in out if isinstance(c, Send) and isinstance(c.message, Agreed)]
@@ -169,7 +145,7 @@ def test_one_node_asks_for_calibration_and_all_get_what_all_have_measured() -> N
 
 
 def test_a_member_that_missed_a_word_about_calibration_is_told_again_with_its_next_report() -> None:
-    here = Rehearsal()
+    here = WishingJob()
     here.say("b", measures=Measures(1, {"heartbeat": 2.0}))
     assert sent(here.say("a"), Measure) == ["a"]
     here.say("a", measures=Measures(1, {}))
@@ -268,7 +244,7 @@ def test_a_node_that_is_asked_measures_for_that_round_once(node: Node) -> None:
 
 
 def test_a_wish_of_any_length_makes_messages_that_agents_can_read() -> None:
-    rehearsal = Rehearsal()
+    rehearsal = WishingJob()
     longest = Wish(Wanted.EXCLUDE_NODE, 1, 1, "x" * LONGEST_REASON)
     sent = [*rehearsal.say("b", wish=longest), *rehearsal.clear("a", "b"), *rehearsal.join("c")]
     messages = [each.message for each in sent if isinstance(each, Send)]
@@ -278,7 +254,7 @@ def test_a_wish_of_any_length_makes_messages_that_agents_can_read() -> None:
 
 
 def test_nodes_that_come_and_go_are_not_remembered_for_ever() -> None:
-    rehearsal = Rehearsal(max_nodes=2)
+    rehearsal = WishingJob(max_nodes=2)
     for number in range(5 * MOST_GONE):
         rehearsal.join(f"spare{number}-1")
         rehearsal.job.handle(Lost(f"spare{number}-1", "its connection closed", ended=True), 1.0)
