@@ -16,6 +16,19 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from outlast.protocol.generations import Start, Stop
+from outlast.protocol.logs import (
+    FindStreams,
+    FoundStream,
+    LogAnswer,
+    LogLine,
+    LogQuestion,
+    LogStream,
+    ReadStreams,
+    StreamPart,
+    StreamPlace,
+    StreamsFound,
+    StreamsRead,
+)
 from outlast.protocol.membership import Ack, Join, Over, Refuse, Report, State, Welcome
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.succession import Charter
@@ -26,6 +39,7 @@ READ = 1 << 12
 
 _decoder = msgspec.msgpack.Decoder(FromCoordinator)
 _encoder = msgspec.msgpack.Encoder()
+_question = msgspec.msgpack.Decoder(FindStreams | ReadStreams)
 
 
 class Agent:
@@ -75,8 +89,22 @@ class Agent:
             port=29400,
         )
 
-    def say(self, message: Report | Join) -> None:
+    def say(self, message: Report | Join | LogAnswer) -> None:
         self.socket.send(self.wire.pack(_encoder.encode(message)))
+
+
+def _log_answer(agent: Agent, question: bytes) -> bytes:
+    """Every rank has printed 20 lines, and prints no more."""
+    asked = _question.decode(question)
+    if isinstance(asked, FindStreams):
+        streams = [LogStream(agent.generation, rank, error) for rank in range(8) for error in (False, True)]
+        found = [FoundStream(StreamPlace(each, 0), 8 * agent.number + each.local_rank) for each in streams]
+        return _encoder.encode(StreamsFound(tuple(found), agent.generation))
+    parts = []
+    for place in asked.places:
+        lines = [LogLine(float(number), b"x" * 80) for number in range(20)] if not place.offset else []
+        parts.append(StreamPart(StreamPlace(place.stream, 1620), tuple(lines), float("inf"), end=True, closed=False))
+    return _encoder.encode(StreamsRead(tuple(parts), agent.generation))
 
 
 class Crowd:
@@ -192,6 +220,9 @@ class Crowd:
             agent.say(agent.report())
             self._schedule(agent)
             return agent.generation >= self._target
+        if isinstance(message, LogQuestion):
+            agent.say(LogAnswer(message.number, _log_answer(agent, message.data)))
+            return False
         if isinstance(message, Stop):
             # Heard, and then done: two reports, as a real agent sends them.
             agent.floor = max(agent.floor, message.generation)

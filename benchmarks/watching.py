@@ -176,6 +176,33 @@ def _scrape(told: Connection, url: str) -> None:
         time.sleep(1.0)
 
 
+def logs(nodes: int, *, seconds: float, rounds: int, deadline: float) -> tuple[list[float], list[float], list[float]]:
+    """The coordinator's CPU with nobody and with `outlast logs -f`, by turns; seconds that `outlast logs` takes."""
+    token, alone, followed, took = secrets.token_hex(16), [], [], []
+    with ExitStack() as stack:
+        coordinator, endpoint = start_coordinator(stack, token, nodes, deadline)
+        _form(stack, endpoint, token, nodes, deadline)
+        _settle(coordinator.pid, deadline)
+        argv = [sys.executable, "-m", "outlast", "logs", "--endpoint", f"{endpoint[0]}:{endpoint[1]}"]
+        env = {**os.environ, "OUTLAST_TOKEN": token}
+        for _ in range(rounds):
+            alone.append(_cpu(coordinator.pid, seconds))
+            following = subprocess.Popen([*argv, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            followed.append(_cpu(coordinator.pid, seconds))
+            following.kill()
+            following.wait()
+            began = time.monotonic()
+            subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            took.append(time.monotonic() - began)
+    return alone, followed, took
+
+
+def _print_logs(alone: list[float], followed: list[float], took: list[float]) -> bool:
+    rows = [["nobody", _spread(alone, 1), ""], ["outlast logs -f", _spread(followed, 1), _spread(took, 1)]]
+    print("\n" + table(["who reads logs", "coordinator, % of a core", "once, without -f: s"], rows), flush=True)
+    return True
+
+
 class Command(NamedTuple):
     """Seconds by the clock and of CPU, in each run."""
 
@@ -249,7 +276,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20, help="in which CPU time is counted, in each turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--commands", type=int, default=10, help="runs of each command")
-    parser.add_argument("--only", choices=["watched", "commands"], help="one half of it")
+    parser.add_argument("--only", choices=["watched", "logs", "commands"], help="one part of it")
     parser.add_argument("--deadline", type=float, default=60)
     parser.add_argument("--quick", action="store_true", help="small and once: does it work?")
     args = parser.parse_args()
@@ -258,7 +285,7 @@ def main() -> int:
     if args.nodes + 200 > _raise_limit():
         parser.error("more nodes than this user may have open files: raise the hard limit (ulimit -Hn)")
     print(f"{machine()}; {args.nodes:,} agents\n")
-    halves: dict[str, Callable[[], bool]] = {
+    parts: dict[str, Callable[[], bool]] = {
         "watched": lambda: _print_watched(
             watched(
                 args.nodes,
@@ -268,9 +295,12 @@ def main() -> int:
                 deadline=args.deadline,
             )
         ),
+        "logs": lambda: _print_logs(
+            *logs(args.nodes, seconds=args.seconds, rounds=args.rounds, deadline=args.deadline)
+        ),
         "commands": lambda: _print_commands(commands(args.commands)),
     }
-    met = [half() for name, half in halves.items() if args.only in (None, name)]
+    met = [part() for name, part in parts.items() if args.only in (None, name)]
     print(f"\nthe goals ({GOAL_CPU:g} % more, {GOAL_COMMAND:g} s) are {'met' if all(met) else 'MISSED'}")
     return 0 if all(met) else 1
 

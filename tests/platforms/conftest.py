@@ -11,8 +11,8 @@ from slurm_cluster import SlurmCluster, slurm
 
 @pytest.fixture(scope="session")
 def slurm_of_four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """A Slurm of four nodes that all tests share."""
-    with slurm(tmp_path_factory.mktemp("slurm"), 4) as cluster:
+    """A Slurm of four nodes that all tests share. Its site kills a step for one task's failure: we ask it not to."""
+    with slurm(tmp_path_factory.mktemp("slurm"), 4, site="KillOnBadExit=1") as cluster:
         yield cluster
 
 

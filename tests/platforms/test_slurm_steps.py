@@ -16,7 +16,8 @@ OUTLAST = (python(), "-m", "outlast", "run")
 
 def srun(cluster: SlurmCluster, *argv: str, nodes: int, flags: tuple[str, ...] = ()) -> Process:
     """Start a step of so many nodes; each line begins with the number of the task that wrote it."""
-    return cluster.command("srun", "--label", f"--nodes={nodes}", "--no-kill", *flags, *OUTLAST, *argv)
+    steps_on = ("--no-kill", "--kill-on-bad-exit=0")
+    return cluster.command("srun", "--label", f"--nodes={nodes}", *steps_on, *flags, *OUTLAST, *argv)
 
 
 LATER = r"([2-9]|\d\d+)"  # of a coordinator that took over, the next generation has a higher number than the next

@@ -65,6 +65,11 @@ def test_a_job_that_would_fail_again_is_not_requeued(cluster: SlurmCluster, tmp_
     facts = job.facts()
     assert (facts["Restarts"], facts["ExitCode"]) == ("0", "93:0")
     job.wait_for("not requeued: a retry would fail again")
+    login = (python(), "-m", "outlast")
+    assert "a_package_that_is_not_there" in cluster.ask(*login, "why", f"--slurm={job.number}")
+    over = cluster.command(*login, "status", f"--slurm={job.number}")
+    assert over.wait() == 4, over.output
+    over.wait_for("over \\(failed\\)", anywhere=True)
 
 
 def test_an_agent_that_was_killed_is_started_again_and_taken_in(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -76,11 +81,19 @@ def test_an_agent_that_was_killed_is_started_again_and_taken_in(cluster: SlurmCl
     job.wait_for(r"rank 1 of 2 started in generation [23]:", anywhere=True)
 
 
-def test_status_is_shown_on_the_login_node_and_scancel_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job = submit(cluster, tmp_path, run=str(WAITS), nodes=3)
+def test_a_job_is_watched_on_the_login_node_and_scancel_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, run=str(WAITS), nodes=3, log_dir=str(tmp_path / "logs"))
     started(job, 1, 3)
-    shown = cluster.ask(python(), "-m", "outlast", "status", f"--slurm={job.number}")
-    assert "3 here of 3" in shown
+    which = f"--slurm={job.number}"
+    login = (python(), "-m", "outlast")
+    assert "3 here of 3" in cluster.ask(*login, "status", which)
+    assert "nothing has failed" in cluster.ask(*login, "why", which)
+    assert "[rank2] rank 2 of 3 started in generation 1" in cluster.ask(*login, "logs", which)
+    waits = submit(cluster, tmp_path, run=str(WAITS), nodes=3)
+    asked = cluster.command(*login, "status", f"--slurm={waits.number}")
+    assert asked.wait() == 1, asked.output
+    asked.wait_for(rf"error: Slurm job {waits.number} does not run: it is PENDING \(", anywhere=True)
+    cluster.ask("scancel", waits.number)
     cluster.ask("scancel", job.number)
     assert job.wait() == "CANCELLED"
     cluster.clean()
@@ -104,6 +117,10 @@ def test_at_the_notice_all_ranks_save_and_the_requeued_job_goes_on_from_that_ste
     job.wait_for("requeued: told to leave in time")
     job.wait_for(rf"step {step} is restored from")
     job.wait_for(rf"trained {step + 1} on 2")
+    told = [json.loads(line) for line in (state_of(cluster, job) / "events.jsonl").read_text().splitlines()]
+    first, second = (each["queued"] for each in told if each["event"] == "job began")
+    assert 0 <= first < 60
+    assert second > 2  # seconds in which Slurm had it in its queue again
     enough.touch()
     assert job.wait() == "COMPLETED", job.output
     assert job.facts()["Restarts"] == "1"
@@ -190,13 +207,17 @@ def test_slurm_gives_notice_and_a_node_that_was_excluded_is_left_out_of_the_next
         nodes="1:2",
         settings={"last_call": 1},
         resources={"time": "0:01:00"},
-        slurm={"notice": 20},
+        slurm={"notice": 20, "drain_bad_nodes": True},
     )
     job.wait_for("excluded|not used again", anywhere=True)
     job.wait_for("the time limit is near")
     job.wait_for("requeued: told to leave in time")
     job.wait_for("rank 1 of 2 waits")
     assert job.facts()["ExcNodeList"] == "host-2"
+    places = (state_of(cluster, job) / "places").read_text()
+    assert "host-2" not in places  # the nodes are others now, and so are the places where they meet
+    node = cluster.ask("scontrol", "-o", "show", "node", "host-2")
+    assert re.search(rf"State=\S*DRAIN.* Reason=outlast: excluded from job {job.number} ", node), node
 
 
 def test_a_node_that_slurm_drains_is_left_and_a_spare_takes_its_place(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -249,6 +270,38 @@ def test_of_an_array_one_element_alone_is_requeued(cluster: SlurmCluster, tmp_pa
     one.wait_for("requeued: told to leave in time")
     one.wait_for("rank 0 of 1 started in generation 1:")
     assert (one.facts()["Restarts"], other.facts()["Restarts"]) == ("1", "0")
+
+
+def test_of_an_array_one_element_alone_is_preempted_and_comes_back(cluster: SlurmCluster, tmp_path: Path) -> None:
+    out = tmp_path / "array-%a.log"
+    options = {"options": [f"--output={out}", "--exclusive", "--array=0-1"]}
+    number = submit(cluster, tmp_path, run=str(WAITS), slurm=options).number
+    elements = [BatchJob(cluster, f"{number}_{each}", tmp_path / f"array-{each}.log") for each in (0, 1)]
+    for each in elements:
+        started(each, 1, 1)
+    urgent = cluster.sbatch("--partition=urgent", "--nodes=3", "--exclusive", "--wrap", "srun sleep 1000")
+    urgent.wait("RUNNING")
+    victims = [each for each in elements if each.facts()["JobState"] != "RUNNING"]
+    assert len(victims) == 1
+    (victim,) = victims
+    (other,) = set(elements) - {victim}
+    victim.wait_for("told to end: all ranks save")
+    cluster.ask("scancel", urgent.number)
+    victim.wait_for("rank 0 of 1 started in generation 1:")
+    assert (victim.facts()["Restarts"], other.facts()["Restarts"]) == ("1", "0")
+    assert other.output.count("started in generation") == 1  # it never stopped
+
+
+def test_without_munge_submit_says_so_in_one_line(cluster: SlurmCluster, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps({"name": "j", "run": str(WAITS), "directory": str(tmp_path)}))
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(cluster.conf.read_text().replace(f"{cluster.place}/munge.socket", f"{tmp_path}/none"))
+    env = {"SLURM_CONF": str(conf)}
+    submitting = cluster.command(python(), "-m", "outlast", "submit", file, "--on=slurm", env=env)
+    assert submitting.wait() == 1, submitting.output
+    (line,) = submitting.lines
+    assert re.match("outlast submit: error: sbatch refused: .*[Mm]unge", line)
 
 
 def test_a_heterogeneous_job_is_refused_in_one_line(cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import msgspec
 
 from outlast.cli import observing
 from outlast.cli.flags import Parser
-from outlast.events.numbered import NumberedEvent
 from outlast.ledger.accountant import TimedEvent
 from outlast.ledger.summary import ledger, summarize
 from outlast.logs.directory import logs_below
-from outlast.observe import FoundJob, Observer, PastJob
+from outlast.observe import FoundJob, PastJob
 from outlast.observe.log_sources import DirectoryLogSource, JobLogSource
 from outlast.observe.logs import LogMerger, LogSource, MergedLine
 from outlast.observe.screen import Screen
@@ -60,9 +59,13 @@ def _parser() -> Parser:
 
 async def _ask(job: FoundJob, args: argparse.Namespace) -> int:
     async with job.observer() as observer:
-        source = JobLogSource(observer, only=args.node, follow=args.follow)
-        since = await _last_fault(observer) if args.since_fault else 0.0
-        return await _show(source, args, since)
+        source = JobLogSource(observer, only=args.node, rank=args.rank, follow=args.follow)
+        since = _fault_of(await observer.history()) if args.since_fault else 0.0
+        code = await _show(source, args, since)
+    if source.left_out:
+        what = f"{source.left_out:,} more nodes were not read, as the job is large: see --rank and --node"
+        print(f"outlast logs: {what}", file=sys.stderr)
+    return code
 
 
 def _read(job: PastJob, args: argparse.Namespace) -> int:
@@ -89,10 +92,6 @@ async def _show(source: LogSource, args: argparse.Namespace, since: float) -> in
     if not shown:
         print("outlast logs: there are no lines", file=sys.stderr)
     return 0
-
-
-async def _last_fault(observer: Observer) -> float:
-    return _fault_of([told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)])
 
 
 def _fault_of(events: Sequence[TimedEvent]) -> float:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 
 from outlast.cli import asking, observing
-from outlast.observe import FoundJob, Observer
+from outlast.observe import Observer
 from outlast.providers.slurm_growth import added_nodes, cancel_jobs, growth, submit_nodes
 
 
@@ -17,23 +15,15 @@ def main(argv: Sequence[str]) -> int:
     parser = observing.parser("scale", "Sets how many nodes of --nnodes=MIN:MAX a job uses; the others stay as spares.")
     parser.add_argument("nodes", type=int, help="From MIN to MAX; with --slurm, nodes are submitted and given back.")
     args = parser.parse(argv)
-    if args.slurm:
-        return observing.run("scale", args, lambda job: _on_slurm(args, job))
-    return asking.run("scale", args, lambda observer: observer.scale(args.nodes))
+
+    async def adjust(observer: Observer) -> None:
+        if args.slurm:
+            await _adjust_slurm(args.slurm, args.nodes, observer)
+
+    return asking.run("scale", args, lambda observer: observer.scale(args.nodes), then=adjust)
 
 
-async def _on_slurm(args: argparse.Namespace, job: FoundJob) -> int:
-    async with job.observer() as observer:
-        answer = await observer.scale(args.nodes)
-        if not answer.done:
-            print(f"outlast scale: error: {answer.text}", file=sys.stderr)
-            return observing.FAILED
-        print(answer.text)
-        await _adjust(args.slurm, args.nodes, observer)
-    return 0
-
-
-async def _adjust(job: str, wanted: int, observer: Observer) -> None:
+async def _adjust_slurm(job: str, wanted: int, observer: Observer) -> None:
     """Submit the nodes that are missing, or give back those that were added."""
     state = observing.slurm_state(job)
     job = state.name

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from outlast.cli import observing
-from outlast.events.numbered import NumberedEvent
-from outlast.ledger.summary import LedgerSummary, ledger, summarize
-from outlast.observe import FoundJob, Observer, PastJob
+from outlast.ledger.summary import ledger, summarize
+from outlast.observe import FoundJob, PastJob
 from outlast.observe.health import EXIT_CODES, JobHealth, health_of
 from outlast.observe.screen import Screen
 from outlast.observe.status import past_fields, past_lines, status_fields, status_lines
@@ -31,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
             view = await observer.view(Detail.NODES if args.json else Detail.JOB)
             if view.here < view.members and not args.json:
                 view = await observer.view(Detail.NODES)
-            books = await read_ledger(observer, view.time)
+            events = await observer.history()
+        books = summarize(ledger(events, until=view.time)) if events else None
         if args.json:
             print(msgspec.json.encode(status_fields(view, books)).decode())
         else:
@@ -53,9 +53,3 @@ def _print(lines: Sequence[str], health: JobHealth) -> None:
     screen = Screen()
     for number, line in enumerate(lines):
         screen.line(line, STYLES[health] if number == 0 else "")
-
-
-async def read_ledger(observer: Observer, until: float) -> LedgerSummary | None:
-    """What the job's time went into so far; None: nothing has happened yet."""
-    events = [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
-    return summarize(ledger(events, until=until)) if events else None

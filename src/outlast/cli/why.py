@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from outlast.cli import observing
-from outlast.events.numbered import NumberedEvent
 from outlast.ledger.accountant import TimedEvent
 from outlast.ledger.summary import LedgerSummary, ledger, summarize
 from outlast.observe import FoundJob, PastJob
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     async def ask(job: FoundJob) -> int:
         async with job.observer() as observer:
             view = await observer.view()
-            events = [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
+            events = await observer.history()
         return tell(view.job, events, summarize(ledger(events, until=view.time)))
 
     def read(job: PastJob) -> int:

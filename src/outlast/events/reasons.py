@@ -26,6 +26,7 @@ class FailedRank(_Reason, frozen=True, tag="rank failed"):
     cause: str = ""  # its name in the catalogue
     title: Prose = ""  # of that cause
     step: int | None = None  # the last one that it made
+    said: Prose = ""  # the exception's message, or its beginning
 
 
 class LostNode(_Reason, frozen=True, tag="node lost"):

@@ -228,6 +228,10 @@ class Observer:
             finally:
                 await line.close()
 
+    async def history(self) -> list[NumberedEvent]:
+        """The events so far that are known. Raises as `view` does."""
+        return [told async for told in self.events(follow=False) if isinstance(told, NumberedEvent)]
+
     async def restart(self) -> Answer:
         """Start the whole job anew, on the same nodes, with the code that is on disk now."""
         return await self._ask("restart")

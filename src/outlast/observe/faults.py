@@ -69,7 +69,9 @@ def _evidence(during: Sequence[TimedEvent]) -> list[str]:
         event = each.event
         if isinstance(event, WorkerFailed):
             failure = event.failure
-            facts = [failure.title or failure.cause, failure.exception]
+            exception = f"{failure.exception}: {failure.said}" if failure.said else failure.exception
+            title = failure.title or failure.cause
+            facts = ["" if title == failure.exception else title, exception]
             facts.append(f"step {failure.step:,}" if failure.step is not None else "")
             shown = ", ".join(dict.fromkeys(fact for fact in facts if fact))
             follows = f"; {count(event.followers, 'failure')} of other ranks followed from it" * bool(event.followers)

@@ -14,7 +14,9 @@ from outlast.logs.directory import NodeLogs
 from outlast.observe.client import PATIENCE, Observer
 from outlast.protocol.logs import FindStreams, LogsTold, ReadStreams
 from outlast.protocol.observers import Detail
+from outlast.protocol.views import JobView, NodeView
 
+MOST = 64  # nodes of a large job whose logs are read together: what that costs does not grow with the job
 AGAIN = 1.0  # seconds until a coordinator that could not be reached is tried again
 
 T = TypeVar("T")
@@ -23,22 +25,37 @@ _question = msgspec.msgpack.Decoder(FindStreams | ReadStreams)
 
 
 class JobLogSource:
-    """The nodes of a running job; `only`: of this name. `follow`: waits for a coordinator that is away."""
+    """The nodes of a running job; `only`: of this name. `follow`: waits for a coordinator that is away.
 
-    def __init__(self, observer: Observer, *, only: str = "", follow: bool = False) -> None:
+    Of a large job, some: those of the rank that is asked for, of the last fault, and of the first ranks.
+    """
+
+    def __init__(self, observer: Observer, *, only: str = "", rank: int | None = None, follow: bool = False) -> None:
+        self.left_out = 0  # nodes that are here and not read
         self._observer = observer
         self._only = only
+        self._rank = rank
         self._patience = PATIENCE if follow else 0.0
 
     async def nodes(self) -> Mapping[str, str]:
         """Those that are here. Raises ValueError if none has the name."""
         view = await self._until_reached(lambda: self._observer.view(Detail.NODES))
-        here = {node.node: node.name for node in view.nodes if node.connected}
-        chosen = {node: name for node, name in here.items() if self._only in ("", name, node)}
+        here = [node for node in view.nodes if node.connected]
+        chosen = [node for node in here if self._only in ("", node.name, node.node)]
         if self._only and not chosen and view.outcome is None:
-            names = ", ".join(sorted(set(here.values()))[:20])
+            names = ", ".join(sorted({node.name for node in here})[:20])
             raise ValueError(f"no node {self._only!r} is in the job, only: {names}")
-        return chosen
+        self.left_out = max(0, len(chosen) - MOST)
+        if self.left_out:
+            chosen = sorted(chosen, key=lambda node: self._distance(node, view))[:MOST]
+        return {node.node: node.name for node in chosen}
+
+    def _distance(self, node: NodeView, view: JobView) -> tuple[bool, bool, bool, int]:
+        """From what the reader most likely wants to see: the least first."""
+        first = node.first_rank
+        holds = first is not None and self._rank is not None and first <= self._rank < first + node.workers
+        failed = view.last_fault is not None and view.last_fault.node == node.name
+        return not holds, not failed, first is None, first or 0
 
     async def ask_logs(self, questions: Mapping[str, bytes]) -> LogsTold:
         return await self._until_reached(lambda: self._observer.ask_logs(questions))

@@ -7,8 +7,6 @@ script, outside of it, decides by exit codes what happens next.
 from __future__ import annotations
 
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator
 from importlib.resources import files
 
@@ -18,6 +16,7 @@ from outlast.jobs.command import run_arguments
 from outlast.jobs.spec import JobSpec
 from outlast.providers.provider import JobProvider
 from outlast.providers.slurm_growth import comment_of
+from outlast.providers.slurm_queue import slurm_command
 
 # Ignored by whoever does not ask for it: Slurm sends signals to every process of a step, and workers must not end.
 DRAIN = "URG"
@@ -60,14 +59,7 @@ class SlurmProvider(JobProvider[SlurmRequest]):
 
     def submit(self, request: SlurmRequest) -> int:
         """Give it to `sbatch`, and say which job it has become."""
-        sbatch = shutil.which("sbatch")
-        if sbatch is None:
-            raise ValueError("there is no sbatch on this machine: submit from a login node, or use --on=local")
-        said = subprocess.run([sbatch, "--parsable"], input=request.script, capture_output=True, text=True, check=False)
-        if said.returncode:
-            reason = " ".join(said.stderr.split()) or f"exit code {said.returncode}"
-            raise ValueError(f"sbatch refused the job: {reason}")
-        job = said.stdout.strip().partition(";")[0]
+        job = slurm_command("sbatch", "--parsable", stdin=request.script).strip().partition(";")[0]
         print(f"submitted Slurm job {job}")
         return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -200,6 +201,7 @@ def test_pods_have_what_outlast_needs_and_no_rights(plane: ControlPlane) -> None
     service = plane.call("GET", f"/api/v1/namespaces/{space.name}/services/mnist-outlast")[1]
     assert env["PET_RDZV_ENDPOINT"] == f"{service['spec']['clusterIP']}:29400"
     assert (env["PET_NNODES"], env["PET_NPROC_PER_NODE"], env["OUTLAST_NODE_TIMEOUT"]) == ("1:4", "2", "5")
+    assert 0 <= time.time() - float(env["OUTLAST_SUBMITTED"]) < 600
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert pod["spec"]["terminationGracePeriodSeconds"] == 60
 

@@ -81,6 +81,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
         *("--ft-use-infra-group-rank", "--ft-use_infra_group_rank"),
         *("--ft-node-name", "--ft-node_name"),
+        "--ft-submitted",
         *("--ft-node-unit", "--ft-node_unit", "--node-unit", "--node_unit"),
         *("--ft-last-call", "--ft-last_call"),
         *("--ft-pend-timeout", "--ft-pend_timeout"),

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from outlast.events.reasons import FailedRank
 from outlast.observe import logs
+from outlast.observe.log_sources import MOST, JobLogSource
 from outlast.observe.logs import LogMerger, MergedLine
 from outlast.protocol.logs import (
     FindStreams,
@@ -22,6 +24,7 @@ from outlast.protocol.logs import (
     StreamsFound,
     StreamsRead,
 )
+from outlast.protocol.views import JobView, NodeView
 
 STREAM = LogStream(1, 0, error=False)
 
@@ -120,3 +123,21 @@ def test_why_a_node_has_no_logs_is_known() -> None:
     merger = LogMerger(Bare(a=[]), FindStreams())
     assert asyncio.run(collected(merger, follow=False)) == []
     assert merger.problems == {"node a": "no files"}
+
+
+def test_of_a_large_job_the_nodes_are_read_that_matter_most() -> None:
+    nodes = tuple(
+        NodeView(f"n{at}", f"n{at}", "running", 8, True, True, False, first_rank=8 * at) for at in range(1000)
+    )
+    fault = FailedRank("n500", 4000, 1)
+    blank = JobView("j", "r", 1, "running", 1, True, 1.0, 1, 1000, nodes, 0, 0, 0, 1, last_fault=fault)
+
+    class _View:
+        async def view(self, _: object) -> JobView:
+            return blank
+
+    source = JobLogSource(_View(), rank=7777)  # type: ignore[arg-type]
+    chosen = list(asyncio.run(source.nodes()))
+    assert chosen[:3] == ["n972", "n500", "n0"]
+    assert (len(chosen), source.left_out) == (MOST, 1000 - MOST)
+    assert list(asyncio.run(JobLogSource(_View(), only="n999").nodes())) == ["n999"]  # type: ignore[arg-type]

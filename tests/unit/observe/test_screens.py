@@ -146,3 +146,14 @@ def test_after_a_hang_the_stacks_are_told_with_the_culprits_first() -> None:
     assert fields is not None
     assert [each["culprit"] for each in fields["stacks"]] == [True, False]
     assert why_stacks(told[:1], summarize(ledger(told[:1], until=60.0))) == []
+
+
+def test_why_says_what_the_exception_said() -> None:
+    failed = FailedRank("b", 3, 1, exception="KeyError", cause="exception", title="KeyError", said="'weights'")
+    told = [
+        NumberedEvent(1, 1.0, 1, events.JobBegan(generation=0, least=1, most=1)),
+        NumberedEvent(2, 2.0, 1, events.GenerationFormed(generation=1, nodes=("b",), ranks=4, spares=0, restarts=0)),
+        NumberedEvent(3, 3.0, 1, events.GenerationEnding(generation=1, reason=failed)),
+        NumberedEvent(4, 3.0, 1, events.WorkerFailed(generation=1, failure=failed, followers=0)),
+    ]
+    assert "Evidence: KeyError: 'weights'." in why_paragraph(told, summarize(ledger(told)))

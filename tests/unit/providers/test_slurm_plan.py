@@ -57,5 +57,5 @@ def test_an_option_cannot_smuggle_in_lines() -> None:
 def test_without_slurm_it_says_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     provider = SlurmProvider("outlast")
-    with pytest.raises(ValueError, match="no sbatch on this machine: submit from a login node"):
+    with pytest.raises(ValueError, match="no sbatch on this machine: run this on a login node"):
         provider.submit(provider.plan(SPEC))

@@ -74,7 +74,7 @@ class Budget:
         same = self._since_progress(failures)
         cause = failures[0].cause
         if cause is not None and cause.outlook == "cannot help" and len(same) + 1 >= CURELESS_TRIES:
-            return f"{cause.title} ({cause.name}), and a retry has not helped, as nobody expected"
+            return f"{cause.title} ({cause.name}), and a retry has not helped"
         if self._rules.crash_loop and len(same) + 1 >= self._rules.crash_loop:
             first = same[0]
             return (

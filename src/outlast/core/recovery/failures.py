@@ -12,6 +12,7 @@ from outlast.protocol.failures import Failure
 KEPT = 16  # of one generation, the first ones
 WHOLE = 2  # of one node's, that are told with all that they said
 SHORT = 2000  # characters of a failure that followed another
+LONGEST_SAID = 200  # characters of an exception's message in an event
 
 
 def merged(known: Iterable[Failure], told: Iterable[Failure]) -> list[Failure]:
@@ -74,7 +75,14 @@ def facts_of(failure: Failure) -> FailedRank:
         cause=cause.name if cause is not None else "",
         title=cause.title if cause is not None else "",
         step=failure.account.step,
+        said=_beginning(failure.account.said),
     )
+
+
+def _beginning(text: str) -> str:
+    """In one line, as short as an event needs it."""
+    line = " ".join(text[: 4 * LONGEST_SAID].split())
+    return line if len(line) <= LONGEST_SAID else f"{line[:LONGEST_SAID]}…"
 
 
 def by_whom(failure: Failure) -> str:
