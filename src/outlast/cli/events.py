@@ -19,9 +19,9 @@ STYLES = {Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
 def main(argv: Sequence[str]) -> int:
     """Print the events; with -f until the job is over."""
-    parser = observing.parser_of_past("events", "Prints the events of a job.")
-    parser.add_argument("-f", "--follow", action="store_true", help="Go on as they come, until the job is over.")
-    parser.add_argument("--json", action="store_true", help="A line of JSON for each, as --ft-events has it.")
+    parser = observing.parser_of_past("events", "Prints what happened in a job: every event, with time and number.")
+    parser.add_argument("-f", "--follow", action="store_true", help="Wait for new events until the job is over.")
+    parser.add_argument("--json", action="store_true", help="One JSON object per line, as in --ft-events.")
     parser.add_argument("--after", type=int, default=0, metavar="N", help="Only events after this number.")
     args = parser.parse(argv)
     if args.after < 0:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from outlast.settings.loading import refusal
@@ -120,15 +120,15 @@ class SettingAction(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), self.setting.name: given})
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds `--ft-cfg-path`, `--ft-<name>` for every setting, and the plain flags of some."""
+def add_settings(parser: argparse.ArgumentParser, only: Collection[str] = tuple(SETTINGS)) -> None:
+    """Adds `--ft-cfg-path`, `--ft-<name>` for every setting, or for these, and the plain flags of some."""
     group = parser.add_argument_group("Outlast's settings")
     group.add_argument(
         "--ft-cfg-path",
         "--ft-cfg_path",
         help="YAML file with settings, flat or in a section fault_tolerance (OUTLAST_FT_CFG_PATH).",
     )
-    for setting in SETTINGS.values():
+    for setting in map(SETTINGS.__getitem__, only):
         common: dict[str, Any] = {"action": SettingAction, "setting": setting, "dest": "settings", "default": {}}
         if setting.secret:
             group.add_argument(f"--ft-{setting.name}", f"--{setting.name}", help=argparse.SUPPRESS, **common)

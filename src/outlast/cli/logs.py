@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = observing.parser_of_past("logs", "Prints the logs of a job's ranks, merged by time.")
     parser.add_argument("directory", nargs="*", help="The same as --log-dir.")
-    parser.add_argument("-f", "--follow", action="store_true", help="Go on as lines come, until the job is over.")
+    parser.add_argument("-f", "--follow", action="store_true", help="Wait for new lines until the job is over.")
     parser.add_argument("--rank", type=int, default=None, metavar="R", help="Only this rank.")
     parser.add_argument("--node", default="", metavar="N", help="Only this node.")
     start = parser.add_mutually_exclusive_group()
@@ -52,8 +52,8 @@ def _parser() -> Parser:
         "-n", "--lines", type=int, default=LINES, metavar="N", help=f"The last N lines of each stream ({LINES})."
     )
     start.add_argument("--all", action="store_true", help="All lines, from the first generation on.")
-    start.add_argument("--since-fault", action="store_true", help="Lines since shortly before the last fault.")
-    parser.add_argument("--json", action="store_true", help="A line of JSON for each.")
+    start.add_argument("--since-fault", action="store_true", help="Lines from 10 s before the last fault.")
+    parser.add_argument("--json", action="store_true", help="One JSON object per line.")
     return parser
 
 

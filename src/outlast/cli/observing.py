@@ -22,24 +22,26 @@ from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
 
 FAILED = 1  # no job there, a wrong token, refused: it cannot be told, or was not done
+# Settings that it takes to connect: of all others, only the job needs to know.
+CONNECTION = ("auth", "token", "token_file", "tls", "tls_cert", "tls_key", "tls_ca")
 INTERRUPTED = 130  # as a shell has it: Ctrl-C is how one stops to follow
 
 
 def parser(name: str, description: str) -> Parser:
     """The flags by which a job is found."""
     made = Parser(prog=f"outlast {name}", description=description)
-    made.add_argument("--job", default="", help="Its name (--rdzv-id), if several jobs of yours run on this machine.")
+    made.add_argument("--job", default="", help="Name of the job (--rdzv-id), if several of yours run on this machine.")
     made.add_argument(
         "--endpoint",
         "--rdzv-endpoint",
         "--rdzv_endpoint",
         default="",
         metavar="HOST:PORT",
-        help="Any node of the job, with the port of its --rdzv-endpoint; not needed on its own nodes.",
+        help="Any node of the job, with the port of its --rdzv-endpoint. Not needed on the job's nodes.",
     )
-    made.add_argument("--slurm", default="", metavar="JOB", help="The id of a Slurm job that `outlast submit` started.")
+    made.add_argument("--slurm", default="", metavar="JOB", help="ID of a Slurm job that `outlast submit` started.")
     made.add_argument("--k8s", default="", metavar="[NAMESPACE/]JOB", help="An ElasticJob on Kubernetes.")
-    add_settings(made)
+    add_settings(made, CONNECTION)
     return made
 
 
@@ -51,7 +53,7 @@ def parser_of_past(name: str, description: str) -> Parser:
         action="append",
         default=[],
         metavar="DIR",
-        help="The --log-dir of a job that is over. Not needed on its nodes if no newer job used another one.",
+        help="Read the --log-dir of a job that is over. By default, the newest one of this machine.",
     )
     return made
 

@@ -9,5 +9,7 @@ from outlast.cli import asking, observing
 
 def main(argv: Sequence[str]) -> int:
     """Ask for it; all ranks save first, if the script can."""
-    args = observing.parser("restart", "Restarts a running job with the code that is on disk now.").parse(argv)
+    args = observing.parser(
+        "restart", "Restarts the workers of a running job, with the code that is on disk now."
+    ).parse(argv)
     return asking.run("restart", args, lambda observer: observer.restart())

@@ -12,8 +12,12 @@ from outlast.providers.slurm_growth import added_nodes, cancel_jobs, growth, sub
 
 def main(argv: Sequence[str]) -> int:
     """Ask for it; nodes that are not used stay as spares. On Slurm, submit what is missing."""
-    parser = observing.parser("scale", "Sets how many nodes of --nnodes=MIN:MAX a job uses; the others stay as spares.")
-    parser.add_argument("nodes", type=int, help="From MIN to MAX; with --slurm, nodes are submitted and given back.")
+    parser = observing.parser(
+        "scale", "Sets how many nodes a job uses, from MIN to MAX of --nnodes. The others become spares."
+    )
+    parser.add_argument(
+        "nodes", type=int, help="How many. With --slurm, missing nodes are submitted and surplus ones given back."
+    )
     args = parser.parse(argv)
 
     async def adjust(observer: Observer) -> None:

@@ -20,7 +20,7 @@ STYLES = {JobHealth.HEALTHY: "bold green", JobHealth.DEGRADED: "bold yellow", Jo
 def main(argv: Sequence[str]) -> int:
     """Print the status; 0: healthy, 3: degraded, 4: over, 1: it cannot be told, 2: wrong flags."""
     parser = observing.parser_of_past(
-        "status", "Says whether a job trains, and how. Exit code: 0 healthy, 3 degraded, 4 over."
+        "status", "Shows whether a job is training, and how fast. Exit code: 0 healthy, 3 degraded, 4 over."
     )
     parser.add_argument("--json", action="store_true", help="For programs: the view, the ledger and the health.")
     args = parser.parse(argv)

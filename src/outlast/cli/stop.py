@@ -9,5 +9,5 @@ from outlast.cli import asking, observing
 
 def main(argv: Sequence[str]) -> int:
     """Ask for it."""
-    args = observing.parser("stop", "Ends a job on all of its nodes; its agents exit with 1.").parse(argv)
+    args = observing.parser("stop", "Stops a job on all of its nodes. Its agents exit with code 1.").parse(argv)
     return asking.run("stop", args, lambda observer: observer.stop())

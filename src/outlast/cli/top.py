@@ -19,8 +19,10 @@ PLAIN_ROWS = 40  # where there is no terminal
 
 def main(argv: Sequence[str]) -> int:
     """Show it until Ctrl-C or the job's end; once, if standard output is no terminal."""
-    parser = observing.parser("top", "Shows the ranks of a job, the slowest first, once a second; in a pipe, once.")
-    parser.add_argument("--rows", type=int, default=0, metavar="N", help="So many ranks, not as many as fit.")
+    parser = observing.parser(
+        "top", "Shows the ranks of a job, slowest first, updated every second. In a pipe, prints them once."
+    )
+    parser.add_argument("--rows", type=int, default=0, metavar="N", help="Show N ranks instead of as many as fit.")
     args = parser.parse(argv)
 
     async def show(job: FoundJob) -> int:

@@ -17,10 +17,14 @@ from outlast.observe.screen import Screen
 
 def main(argv: Sequence[str]) -> int:
     """Say what went wrong last: what, where, by which evidence, what was done about it, and what it cost."""
-    parser = observing.parser_of_past("why", "Tells of the last fault of a job: what, where, evidence, and its cost.")
-    parser.add_argument("--json", action="store_true", help="For programs: the fault with its cost; null: none.")
+    parser = observing.parser_of_past(
+        "why", "Explains the last fault of a job: what happened, where, the evidence, and what it cost."
+    )
     parser.add_argument(
-        "--stacks", action="store_true", help="After a hang: also where ranks stood, the culprit first."
+        "--json", action="store_true", help="For programs: the fault and its cost; null if there was none."
+    )
+    parser.add_argument(
+        "--stacks", action="store_true", help="After a hang, also print the stacks of the ranks, the culprit first."
     )
     args = parser.parse(argv)
 

@@ -122,3 +122,13 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest
     assert shown(capsys, "why", f"--log-dir={gone}", code=1)[1] == (
         f"outlast why: error: {gone} cannot be read: No such file or directory\n"
     )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_settings_of_a_job_are_no_flags_of_who_watches_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        COMMANDS[name](["--ft-node-timeout=3"])
+    assert "unknown flag --ft-node-timeout" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        COMMANDS[name](["--help"])
+    assert len(capsys.readouterr().out.splitlines()) < 80
