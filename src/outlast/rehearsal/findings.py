@@ -14,7 +14,7 @@ from outlast.rehearsal.results import RunEnd, RunResult, recoveries
 STUBBORN = 0.8  # of the time that a node has to leave: whoever takes longer has not reacted to SIGTERM
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Flaw(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong. `problem`: training does not survive exactly; else it is good to know."""
 
     kind: str
@@ -24,7 +24,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     line: str = ""  # file:line
 
 
-def not_repeatable(again: Comparison, base: RunHistory, other: RunHistory) -> Finding | None:
+def not_repeatable(again: Comparison, base: RunHistory, other: RunHistory) -> Flaw | None:
     """Two undisturbed runs differ: then no restart can be compared to the bit, and the cause is not the restart."""
     parting = again.parting
     if parting is None:
@@ -33,7 +33,7 @@ def not_repeatable(again: Comparison, base: RunHistory, other: RunHistory) -> Fi
         loaders = _loaders(base)
         unseeded = [loader for loader in loaders if not loader.seeded]
         line = (unseeded or loaders or [LoaderRecord("", "", True)])[0].line
-        return Finding(
+        return Flaw(
             kind="unseeded-shuffle",
             problem=True,
             seen=f"two undisturbed runs take samples in another order from step {parting.step} on",
@@ -47,14 +47,14 @@ def not_repeatable(again: Comparison, base: RunHistory, other: RunHistory) -> Fi
     else:
         what = f"part at step {parting.step} ({parting.what})"
         change = "seed all random numbers, and call torch.use_deterministic_algorithms(True) to find what is left"
-    return Finding(
+    return Flaw(
         kind="not-deterministic", problem=again.same == "different", seen=f"two undisturbed runs {what}", change=change
     )
 
 
 def findings_of(
     result: RunResult, base: RunHistory, compared: Comparison | None, *, shutdown: float, cut: bool
-) -> list[Finding]:
+) -> list[Flaw]:
     """What this run says about the script. `compared`: with the undisturbed one, if that can be repeated.
 
     `shutdown`: seconds that a node has to leave. `cut`: runs are cut off before their end.
@@ -71,14 +71,14 @@ def findings_of(
     return found
 
 
-def _did_not_come_back(result: RunResult) -> Finding:
+def _did_not_come_back(result: RunResult) -> Flaw:
     name = result.scenario.name
     load = _failed_load(result.history)
     seen = f"the job {result.end.value} after: {result.scenario.title}"
     if load:
         line, error = load
         if name == "kill-in-save":
-            return Finding(
+            return Flaw(
                 kind="save-not-atomic",
                 problem=True,
                 seen=f"a kill in the middle of a save leaves half a file, and every restart fails on it ({error})",
@@ -86,7 +86,7 @@ def _did_not_come_back(result: RunResult) -> Finding:
                 line=_save_line(result.history) or line,
             )
         if name == "damage":
-            return Finding(
+            return Flaw(
                 kind="damaged-checkpoint",
                 problem=True,
                 seen=f"the newest checkpoint is damaged, and every restart fails on it ({error})",
@@ -99,18 +99,18 @@ def _did_not_come_back(result: RunResult) -> Finding:
     change = "see the logs of this run"
     if name == "hang":
         change += "; a rank that hangs must be one that can be killed"
-    return Finding(
+    return Flaw(
         kind="does-not-come-back", problem=True, seen=seen + reason, change=change, line=load[0] if load else ""
     )
 
 
-def _restored(result: RunResult) -> Iterator[Finding]:
+def _restored(result: RunResult) -> Iterator[Flaw]:
     """What lives after the first did not find again of what was saved."""
     history = result.history
     saved = [save for job in history.lives for life in job.ranks.values() for save in life.saves]
     for job in history.lives[1:]:
         if not job.agree:
-            yield Finding(
+            yield Flaw(
                 kind="ranks-differ",
                 problem=True,
                 seen=f"ranks go on from different steps: {_listed(job.starts)}",
@@ -125,17 +125,17 @@ def _restored(result: RunResult) -> Iterator[Finding]:
         yield from _optimizer(history, job, saved)
 
 
-def _starts_over(result: RunResult, saved: list[SaveRecord], before: JobLife) -> Finding:
+def _starts_over(result: RunResult, saved: list[SaveRecord], before: JobLife) -> Flaw:
     seen = f"training starts again from step 0, {before.last} steps are lost ({result.scenario.title})"
     if not saved:
-        return Finding(
+        return Flaw(
             kind="starts-over",
             problem=True,
             seen=seen + ": the script saves nothing",
             change="save a checkpoint every few minutes, and load it at the start; outlast.Checkpointer does both",
         )
     if result.scenario.name in ("kill-in-save", "damage"):
-        return Finding(
+        return Flaw(
             kind="starts-over",
             problem=True,
             seen=seen + ": the newest checkpoint could not be used, and there is no older one",
@@ -143,7 +143,7 @@ def _starts_over(result: RunResult, saved: list[SaveRecord], before: JobLife) ->
             "own before it takes the place of another",
             line=saved[-1].line,
         )
-    return Finding(
+    return Flaw(
         kind="starts-over",
         problem=True,
         seen=seen + ": the checkpoint is not loaded, or not into the model",
@@ -152,7 +152,7 @@ def _starts_over(result: RunResult, saved: list[SaveRecord], before: JobLife) ->
     )
 
 
-def _optimizer(history: RunHistory, job: JobLife, saved: list[SaveRecord]) -> Iterator[Finding]:
+def _optimizer(history: RunHistory, job: JobLife, saved: list[SaveRecord]) -> Iterator[Flaw]:
     """Whether the optimizer's state has come back with the weights."""
     start = job.start
     if not start:
@@ -167,7 +167,7 @@ def _optimizer(history: RunHistory, job: JobLife, saved: list[SaveRecord]) -> It
         if first.optimizer_empty:
             keys = next((save.keys for save in reversed(saved) if save.keys), [])
             kept = f"; what is saved: {', '.join(keys)}" if keys else ""
-            yield Finding(
+            yield Flaw(
                 kind="optimizer-not-restored",
                 problem=True,
                 seen=f"after the restart at step {start} the optimizer has no state (momentum is lost){kept}",
@@ -188,13 +188,13 @@ def _step_before(history: RunHistory, job: JobLife, rank: int, start: int) -> St
 
 def _differences(
     result: RunResult, base: RunHistory, compared: Comparison, *, explained: bool, cut: bool
-) -> Iterator[Finding]:
+) -> Iterator[Flaw]:
     """Why this run is not the undisturbed one. A run with fewer nodes cannot be the same to the bit."""
     history, samples = result.history, compared.samples
     resumed = bool(result.scenario.faults)
     if resumed and (samples.more or samples.fewer) and not (compared.worlds_differ and cut):
         loaders = _loaders(history)
-        yield Finding(
+        yield Flaw(
             kind="samples",
             problem=True,
             seen=_sample_sentence(compared, result),
@@ -209,7 +209,7 @@ def _differences(
     assert parting is not None
     line = _save_line(history)
     if parting.what == "learning rate":
-        yield Finding(
+        yield Flaw(
             kind="schedule-not-restored",
             problem=True,
             seen=f"at step {parting.step} the learning rate is {parting.theirs:g}, undisturbed it was {parting.mine:g}",
@@ -217,7 +217,7 @@ def _differences(
             line=line,
         )
     elif parting.what == "samples":
-        yield Finding(
+        yield Flaw(
             kind="sample-order",
             problem=True,
             seen=f"from step {parting.step} on, samples come in another order than undisturbed",
@@ -228,7 +228,7 @@ def _differences(
         yield _numbers_differ(compared, base, history, line)
 
 
-def _numbers_differ(compared: Comparison, base: RunHistory, history: RunHistory, line: str) -> Finding:
+def _numbers_differ(compared: Comparison, base: RunHistory, history: RunHistory, line: str) -> Flaw:
     parting = compared.parting
     assert parting is not None
     step = parting.step
@@ -238,7 +238,7 @@ def _numbers_differ(compared: Comparison, base: RunHistory, history: RunHistory,
         if random
         else "look at what is kept between steps and not saved: EMA weights, a gradient scaler, buffers"
     )
-    return Finding(
+    return Flaw(
         kind="random-numbers" if random else "numbers-differ",
         problem=compared.same == "different",
         seen=f"{parting.what} differs from step {step} on (loss by up to {compared.loss_difference:.2g})",
@@ -262,7 +262,7 @@ def _names(named: tuple[str, ...], whole: int) -> str:
     return ", ".join(named) + (", …" if whole > len(named) else "")
 
 
-def reads_too_early(history: RunHistory) -> Iterator[Finding]:
+def reads_too_early(history: RunHistory) -> Iterator[Flaw]:
     """A rank that reads a file while another one still writes it."""
     everyone = [life for job in history.lives for life in job.ranks.values()] + history.stillborn
     saves = [(save, life) for life in everyone for save in life.saves if save.path]
@@ -275,10 +275,10 @@ def reads_too_early(history: RunHistory) -> Iterator[Finding]:
                     return
 
 
-def _too_early(reader: RankLife, load: LoadRecord, writer: RankLife, save: SaveRecord) -> Finding:
+def _too_early(reader: RankLife, load: LoadRecord, writer: RankLife, save: SaveRecord) -> Flaw:
     fate = f" ({load.error})" if load.error else ""
     name, saved, loaded = _short(load.path), _number(save.line), _number(load.line)
-    return Finding(
+    return Flaw(
         kind="read-while-written",
         problem=True,
         seen=f"rank {reader.born.rank} reads {name} while rank {writer.born.rank} is still writing it{fate}",
@@ -287,7 +287,7 @@ def _too_early(reader: RankLife, load: LoadRecord, writer: RankLife, save: SaveR
     )
 
 
-def _sigterm(result: RunResult, shutdown: float) -> Iterator[Finding]:
+def _sigterm(result: RunResult, shutdown: float) -> Iterator[Flaw]:
     """A node was told to leave: did its ranks take notice?"""
     asked = [(fault, job) for fault, job in result.history.faults() if fault.what == "preempt"]
     if not asked:
@@ -299,7 +299,7 @@ def _sigterm(result: RunResult, shutdown: float) -> Iterator[Finding]:
     if not ignored and took < STUBBORN * shutdown:
         return
     more = max(sum(step.made > fault.time for step in life.steps) for life in ranks)
-    yield Finding(
+    yield Flaw(
         kind="ignores-sigterm",
         problem=True,
         seen=f"the script {'ignores' if ignored else 'does not end on'} SIGTERM: it made {more} more steps, and the "
@@ -309,7 +309,7 @@ def _sigterm(result: RunResult, shutdown: float) -> Iterator[Finding]:
     )
 
 
-def setup_notes(results: Iterable[RunResult], *, least: float = 1.0) -> list[Finding]:
+def setup_notes(results: Iterable[RunResult], *, least: float = 1.0) -> list[Flaw]:
     """Lines of the script that make every single restart slow: one that had to wait for others once is none."""
     known = [each for result in results for each in recoveries(result.history) if each.total is not None]
     lines = {line for each in known for line, _ in each.lines if line}
@@ -318,7 +318,7 @@ def setup_notes(results: Iterable[RunResult], *, least: float = 1.0) -> list[Fin
         fastest = min(dict(each.lines).get(line, 0.0) for each in known)
         if fastest >= least:
             found.append(
-                Finding(
+                Flaw(
                     kind="slow-setup",
                     problem=False,
                     seen=f"this line takes {fastest:.1f} s or more in each restart",
@@ -329,9 +329,9 @@ def setup_notes(results: Iterable[RunResult], *, least: float = 1.0) -> list[Fin
     return found
 
 
-def unique(findings: Iterable[Finding]) -> list[Finding]:
+def unique(findings: Iterable[Flaw]) -> list[Flaw]:
     """Each kind once per line, problems first."""
-    by_kind: dict[tuple[str, str], Finding] = {}
+    by_kind: dict[tuple[str, str], Flaw] = {}
     for each in findings:
         by_kind.setdefault((each.kind, each.line), each)
     return sorted(by_kind.values(), key=lambda each: not each.problem)

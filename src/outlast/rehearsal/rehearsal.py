@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.rehearsal.comparison import Comparison, compare
-from outlast.rehearsal.findings import Finding, findings_of, not_repeatable, reads_too_early, setup_notes, unique
+from outlast.rehearsal.findings import Flaw, findings_of, not_repeatable, reads_too_early, setup_notes, unique
 from outlast.rehearsal.history import RunHistory
 from outlast.rehearsal.results import RunEnd, RunResult
 from outlast.rehearsal.runner import RehearsalJob, RehearsalRunner
@@ -32,7 +32,7 @@ class RehearsedRun(msgspec.Struct, kw_only=True):
 
     result: RunResult
     compared: Comparison | None = None
-    findings: list[Finding] = []
+    findings: list[Flaw] = []
 
 
 class RehearsalReport(msgspec.Struct, kw_only=True):
@@ -42,7 +42,7 @@ class RehearsalReport(msgspec.Struct, kw_only=True):
     seed: int
     steps: int
     runs: list[RehearsedRun]
-    findings: list[Finding]  # of all runs, each once
+    findings: list[Flaw]  # of all runs, each once
     skipped: list[str] = []  # scenarios that there was no time for
     repeatable: bool = True
     samples_seen: bool = False

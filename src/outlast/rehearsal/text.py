@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from linecache import getline
 from pathlib import Path
 
-from outlast.rehearsal.findings import Finding
+from outlast.rehearsal.findings import Flaw
 from outlast.rehearsal.rehearsal import RehearsalReport, RehearsedRun
 from outlast.rehearsal.results import RehearsedRecovery, RunEnd, recoveries
 
@@ -124,7 +124,7 @@ def _findings(report: RehearsalReport) -> Iterator[str]:
         yield ""
 
 
-def finding_lines(finding: Finding, number: int) -> Iterator[str]:
+def finding_lines(finding: Flaw, number: int) -> Iterator[str]:
     """One finding."""
     yield f"{number}. {'problem' if finding.problem else 'note'}: {finding.kind}"
     yield f"   {finding.seen}"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from outlast.rehearsal.comparison import compare
-from outlast.rehearsal.findings import Finding, findings_of, not_repeatable, setup_notes, unique
+from outlast.rehearsal.findings import Flaw, findings_of, not_repeatable, setup_notes, unique
 from outlast.rehearsal.history import RunHistory, history_of
 from outlast.rehearsal.page import html_rehearsal
 from outlast.rehearsal.records import (
@@ -79,7 +79,7 @@ def resumed(start: int = SAVED, **changes: Any) -> list[StepRecord]:
 UNDISTURBED = history_of([first_life()])
 
 
-def found(history: RunHistory, *, name: str = "kill", end: RunEnd = RunEnd.FINISHED, **options: Any) -> list[Finding]:
+def found(history: RunHistory, *, name: str = "kill", end: RunEnd = RunEnd.FINISHED, **options: Any) -> list[Flaw]:
     faults = plan(facts_of(UNDISTURBED, 2), 0, [name])[0].faults
     result = RunResult(scenario=Scenario(name=name, faults=faults), history=history, end=end, **options)
     compared = compare(UNDISTURBED, history, tolerance=1e-4)
@@ -197,7 +197,7 @@ def test_a_script_that_takes_no_notice_of_sigterm_is_named(handler: str, seconds
 
 
 def test_only_lines_that_slow_down_every_restart_are_noted() -> None:
-    def run(*seconds: float) -> list[Finding]:
+    def run(*seconds: float) -> list[Flaw]:
         results = []
         for each in seconds:
             history = killed(resumed())
@@ -230,7 +230,7 @@ def test_records_are_read_as_they_are_written_and_half_a_line_is_left(tmp_path: 
 
 
 def test_a_report_says_it_all_and_the_page_escapes_it() -> None:
-    finding = Finding(kind="samples", problem=True, seen="<b>2</b> twice", change="save it", line="x.py:1")
+    finding = Flaw(kind="samples", problem=True, seen="<b>2</b> twice", change="save it", line="x.py:1")
     result = RunResult(scenario=Scenario(name="kill"), history=killed(resumed()), end=RunEnd.FINISHED)
     run = RehearsedRun(result=result, compared=compare(UNDISTURBED, result.history, tolerance=0))
     job = RehearsalJob(script="train.py", arguments=(), nodes=2, nproc=1, shutdown=5)
