@@ -228,6 +228,21 @@ def test_own_modules_are_imported_beforehand_only_when_asked_for(
         assert process.wait() == 0
 
 
+def test_a_node_that_is_to_be_warm_when_it_joins_has_its_first_workers_forked(
+    installed: Callable[[dict[str, str]], Path],
+) -> None:
+    """Also where a Kubernetes or a Slurm has given the node a rank: whatever copies its environment reads that."""
+    copies = "import os, time\ntime.sleep(0.5)\ndict(os.environ)"
+    python = installed({"torch/distributed.py": copies})
+    with light_job(python, "--ft-warm-join=60", modules=["torch.nn"], env={"GROUP_RANK": "0", "RANK": "0"}) as process:
+        worker, there = started(process, 1)
+        assert there == ["torch.nn"]
+        assert process.output.index(READY) < process.output.index("generation 1: started")
+        assert "leaves out" not in process.output
+        os.kill(worker, signal.SIGUSR1)
+        assert process.wait() == 0
+
+
 # -- when there is none
 
 

@@ -44,7 +44,7 @@ def job_object(replicas: int, least: int, most: int) -> Raw:
     spec = {
         "replicaSpecs": {"worker": worker},
         "elasticPolicy": {"minReplicas": least, "maxReplicas": most},
-        "drain": {"gracePeriod": f"{GRACE}s"},
+        "drain": {"gracePeriod": f"{GRACE}s", "disruptionBudget": False},  # a budget is one more request, no decision
         "faultyNodes": {"excludeFor": "5m"},
     }
     meta = {"name": JOB, "namespace": "default", "uid": "job-uid", "generation": 1}

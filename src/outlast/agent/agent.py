@@ -150,13 +150,17 @@ class Agent:
         await self._requests.open()
         self._doors.open()
         linking = Tasks(self._driver.fail)
-        linking.start(self.client.link.run())
+        linking.start(self._take_part())
         try:
             return await self._driver.over
         finally:
             await self._end()
             await linking.cancel()
             self._ports.close()
+
+    async def _take_part(self) -> None:
+        await self._spawner.warmed()
+        await self.client.link.run()
 
     async def _end(self) -> None:
         self._driver.rest()

@@ -22,7 +22,7 @@ from outlast.k8s.client import connect
 from outlast.k8s.conversion import convert
 from outlast.k8s.manifests import installation
 from outlast.k8s.operator import Operator
-from outlast.k8s.plan import CreatePod, JobObservation, Plan
+from outlast.k8s.plan import CreatePod, EnsureBound, JobObservation, Plan
 from outlast.k8s.reading import observe
 from outlast.k8s.reconcile import reconcile
 from outlast.k8s.resource import API_VERSION, KIND
@@ -126,7 +126,12 @@ def _render(args: argparse.Namespace) -> int:
         assert seen.spec is not None
         orders = [action.order for action in plan.actions if isinstance(action, CreatePod)]
         pods = [rendering.pod(seen.job, seen.spec, order, SERVICE_IP) for order in orders]
-        _print([rendering.secret(seen.job, "TOKEN"), rendering.service(seen.job), *pods])
+        bounds = [
+            rendering.bound(seen.job, seen.spec, action.kind, action.minimum, action.kind.versions[0])
+            for action in plan.actions
+            if isinstance(action, EnsureBound)
+        ]
+        _print([rendering.secret(seen.job, "TOKEN"), rendering.service(seen.job), *bounds, *pods])
     return 0
 
 

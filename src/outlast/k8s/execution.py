@@ -14,18 +14,20 @@ from urllib.parse import quote
 import msgspec
 
 from outlast.k8s import rendering
+from outlast.k8s.bounds import BoundKind
 from outlast.k8s.exclusions import mark_of
 from outlast.k8s.notices import manifest, notices
 from outlast.k8s.observed import NODE_MARK, TAINT, Raw, Refusal
 from outlast.k8s.plan import (
-    Action,
     CreatePod,
     DeleteJob,
     DeletePod,
+    EnsureBound,
     EnsureSecret,
     EnsureService,
     JobObservation,
     MarkNode,
+    PlainAction,
     Plan,
     UnmarkNode,
 )
@@ -68,6 +70,7 @@ class ExecutionResult(msgspec.Struct, frozen=True):
     created: dict[int, str] = {}  # by slot: names of pods that exist now, whoever created them
     refused: dict[int, Refusal] = {}
     problems: tuple[str, ...] = ()
+    bounds: dict[BoundKind, int] = {}  # that were seen to; one that is refused is not tried again
 
 
 Execution = Generator[ApiRequest, ApiReply, ExecutionResult]
@@ -109,7 +112,15 @@ def _tell(plan: Plan, written: Raw, seen: JobObservation, now: float) -> Generat
 
 def _act(plan: Plan, written: Raw | None, seen: JobObservation, token: str, now: float) -> Execution:
     again, created, refused, problems = False, dict[int, str](), dict[int, Refusal](), []
+    bounds = dict[BoundKind, int]()
     for action in plan.actions:
+        if isinstance(action, EnsureBound):
+            reply = yield from _ensure_bound(action, seen)
+            if reply.status:
+                bounds[action.kind] = action.minimum
+            if not reply.ok:
+                problems.append(f"no {action.kind.name} for {seen.job.name}: {reply.message}")
+            continue
         request = request_of(action, seen, token, now)
         reply = yield request
         if isinstance(action, CreatePod):
@@ -123,7 +134,24 @@ def _act(plan: Plan, written: Raw | None, seen: JobObservation, token: str, now:
         if not (reply.ok or reply.status in (NOT_FOUND, CONFLICT)):
             again = again or not isinstance(action, CreatePod) or not reply.status
             problems.append(f"{request.method} {request.path}: {reply.message}")
-    return ExecutionResult(again, written, created, refused, tuple(problems))
+    return ExecutionResult(again, written, created, refused, tuple(problems), bounds)
+
+
+def _ensure_bound(action: EnsureBound, seen: JobObservation) -> Generator[ApiRequest, ApiReply, ApiReply]:
+    assert seen.spec is not None
+    kind, job = action.kind, seen.job
+    reply = ApiReply(NOT_FOUND)
+    for version in kind.versions:
+        path = f"/apis/{version}/namespaces/{quote(job.namespace)}/{kind.plural}"
+        body = rendering.bound(job, seen.spec, kind, action.minimum, version)
+        reply = yield ApiRequest(method="POST", path=path, body=body)
+        if reply.status == CONFLICT:
+            patch = {"spec": {kind.field: action.minimum}}
+            path = f"{path}/{quote(job.name)}"
+            reply = yield ApiRequest(method="PATCH", path=path, body=patch, content=MERGE_PATCH)
+        if reply.status != NOT_FOUND:
+            break
+    return reply
 
 
 def _status_request(plan: Plan, job: Raw) -> ApiRequest:
@@ -139,7 +167,7 @@ def _status_request(plan: Plan, job: Raw) -> ApiRequest:
     return ApiRequest(method="PUT", path=f"{job_path(meta['namespace'], meta['name'])}/status", body=body)
 
 
-def request_of(action: Action, seen: JobObservation, token: str, now: float) -> ApiRequest:
+def request_of(action: PlainAction, seen: JobObservation, token: str, now: float) -> ApiRequest:
     """The request that an action comes to."""
     job = seen.job
     if isinstance(action, CreatePod):

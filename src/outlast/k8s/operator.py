@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from outlast.k8s import leader
+from outlast.k8s.bounds import BoundKind
 from outlast.k8s.client import ApiClient
 from outlast.k8s.exclusions import orphaned_marks
 from outlast.k8s.execution import NOT_FOUND, OK, ApiReply, ApiRequest, ExecutionResult, carry_out, unmark_request
@@ -64,6 +65,7 @@ class JobMemory(msgspec.Struct):
     written: Raw | None = None  # the job as it was after the last status that was written
     service: Raw | None = None
     token: str = ""
+    bounds: dict[BoundKind, int] = {}
     reason: str = ""  # last logged
 
 
@@ -271,6 +273,7 @@ class Operator:
             created=memory.created,
             service=memory.service,
             has_secret=bool(memory.token),
+            bounds=memory.bounds,
         )
 
     def _word(self, job: Raw, addresses: Sequence[str], token: str) -> CoordinatorWord | None:
@@ -295,6 +298,7 @@ class Operator:
         memory.refusals = {slot: each for slot, each in memory.refusals.items() if slot not in result.created}
         memory.refusals |= result.refused
         memory.created |= set(result.created.values())
+        memory.bounds = {**memory.bounds, **result.bounds}
         for problem in result.problems:
             log.warning("%s/%s: %s", *key, problem)
         wake = RELOOK if plan.wake is None else max(plan.wake - self._clock(), 0.1)

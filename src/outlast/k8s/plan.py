@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from outlast.k8s.bounds import BoundKind
 from outlast.k8s.observed import CoordinatorWord, NodeFacts, PodFacts, Refusal
 from outlast.k8s.rendering import JobIdentity, PodOrder
 from outlast.k8s.resource import ElasticJobSpec, ElasticJobStatus
@@ -28,6 +29,7 @@ class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
     created: frozenset[str] = frozenset()  # pods that this operator has created, and perhaps not seen yet
     service_ip: str = ""
     has_secret: bool = False
+    bounds: Mapping[BoundKind, int] = {}  # that this operator has seen to
 
 
 class EnsureSecret(msgspec.Struct, frozen=True):
@@ -36,6 +38,13 @@ class EnsureSecret(msgspec.Struct, frozen=True):
 
 class EnsureService(msgspec.Struct, frozen=True):
     """Create the job's Service, unless there is one."""
+
+
+class EnsureBound(msgspec.Struct, frozen=True):
+    """Create the object that tells the platform how many pods the job needs, or correct its number."""
+
+    kind: BoundKind
+    minimum: int
 
 
 class CreatePod(msgspec.Struct, frozen=True):
@@ -70,7 +79,9 @@ class DeleteJob(msgspec.Struct, frozen=True):
     """Delete the ElasticJob, and with it all that it owns."""
 
 
-Action = EnsureSecret | EnsureService | CreatePod | DeletePod | MarkNode | UnmarkNode | DeleteJob
+PlainAction = EnsureSecret | EnsureService | CreatePod | DeletePod | MarkNode | UnmarkNode | DeleteJob
+
+Action = PlainAction | EnsureBound
 
 
 class Plan(msgspec.Struct, frozen=True):

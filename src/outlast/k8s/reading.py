@@ -8,6 +8,7 @@ from functools import cache
 
 import msgspec
 
+from outlast.k8s.bounds import BoundKind
 from outlast.k8s.observed import CoordinatorWord, Raw, Refusal, node_facts, pod_facts
 from outlast.k8s.plan import JobObservation
 from outlast.k8s.rendering import JobIdentity
@@ -31,6 +32,7 @@ def observe(
     created: Iterable[str] = (),
     service: Raw | None = None,
     has_secret: bool = False,
+    bounds: Mapping[BoundKind, int] | None = None,
 ) -> JobObservation:
     """What was seen of a job. Pods that another owner has, or whose labels are not ours, are nobody's business."""
     identity = identity_of(job)
@@ -50,6 +52,7 @@ def observe(
         created=frozenset(created),
         service_ip=(service or {}).get("spec", {}).get("clusterIP", ""),
         has_secret=has_secret,
+        bounds=dict(bounds or {}),
     )
 
 

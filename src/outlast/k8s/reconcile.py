@@ -6,6 +6,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from outlast.k8s import exclusions
+from outlast.k8s.bounds import wanted_bounds
 from outlast.k8s.conditions import Conditions
 from outlast.k8s.observed import CoordinatorWord, PodFacts
 from outlast.k8s.outcomes import Ended, outcome_of
@@ -14,6 +15,7 @@ from outlast.k8s.plan import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    EnsureBound,
     EnsureSecret,
     EnsureService,
     JobObservation,
@@ -235,6 +237,9 @@ class PlanDraft:
             ready = False
         if not ready:
             return
+        for kind, minimum in wanted_bounds(spec).items():
+            if self.seen.bounds.get(kind) != minimum:
+                self.actions.append(EnsureBound(kind, minimum))
         peers = tuple(pod.ip for pod in self.seen.pods if pod.running and pod.ip)
         for number in range(spec.wanted):
             if self.current(number) is not None or not self._may_create(number):

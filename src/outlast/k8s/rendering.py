@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from outlast.k8s.bounds import BoundKind, bound_spec, queue_up
 from outlast.k8s.observed import (
     AVOIDS_ANNOTATION,
     JOB_LABEL,
@@ -30,6 +31,7 @@ TERMINATION_LOG = "/dev/termination-log"
 LONGEST_NAME = 40  # of a job: a pod's name is its host name, of 63 characters at most
 # Kubernetes waits 300 s before it gives a pod up whose node is unreachable. The lease ends its workers long before.
 UNREACHABLE_SECONDS = 30
+WARM_JOIN_SECONDS = 60
 
 
 class JobIdentity(msgspec.Struct, frozen=True):
@@ -109,6 +111,16 @@ def service(job: JobIdentity) -> Manifest:
     }
 
 
+def bound(job: JobIdentity, spec: ElasticJobSpec, kind: BoundKind, minimum: int, version: str) -> Manifest:
+    """What tells the platform how many pods the job needs."""
+    return {
+        "apiVersion": version,
+        "kind": kind.name,
+        "metadata": _meta(job, job.name),
+        "spec": bound_spec(kind, minimum, job.name, spec),
+    }
+
+
 def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str, now: float = 0.0) -> Manifest:
     """The template, with what Outlast needs added. What the template says itself stays as it is. `now`: since 1970."""
     worker = spec.replica_specs.worker
@@ -138,7 +150,9 @@ def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str
     if order.avoid:
         annotations[AVOIDS_ANNOTATION] = ",".join(order.avoid)
         _avoid(pod_spec, order.avoid)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod_spec}
+    queue_up(made, spec, order.slot, job.name)
+    return made
 
 
 def _meta(job: JobIdentity, name: str) -> Manifest:
@@ -193,6 +207,8 @@ def _launch_variables(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, s
         "GROUP_RANK": str(order.slot),  # of two pods of one slot, the coordinator takes in one
         "OUTLAST_VERDICT": TERMINATION_LOG,
     }
+    if order.peers and not order.host:
+        found[f"{ENV_PREFIX}WARM_JOIN"] = str(WARM_JOIN_SECONDS)  # the others train on while it imports torch
     if spec.nproc_per_node is not UNSET:
         found["PET_NPROC_PER_NODE"] = str(spec.nproc_per_node)
     return found

@@ -49,6 +49,20 @@ class ElasticPolicy(ResourceSection, frozen=True):
     ] = 1
 
 
+class SchedulingPolicy(ResourceSection, frozen=True):
+    """Who decides when pods may start."""
+
+    scheduler: Annotated[
+        Literal["Default", "Kueue", "Volcano"],
+        Meta(
+            description="Kueue, Volcano: minReplicas pods are admitted together, and each further pod alone, so that a "
+            "queue can take it back without ending the job."
+        ),
+    ] = "Default"
+    queue: Annotated[str, Meta(description="Its queue: a LocalQueue of Kueue, a Queue of Volcano.")] = ""
+    priority_class: Annotated[str, Meta(description="priorityClassName of the pods, unless the template has one.")] = ""
+
+
 class RunPolicy(ResourceSection, frozen=True):
     """What happens around the job."""
 
@@ -63,6 +77,7 @@ class RunPolicy(ResourceSection, frozen=True):
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType,
         Meta(description="The job fails when it has not ended after this time. Default: never."),
     ] = UNSET
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy()
 
 
 class WorkerSpec(ResourceSection, frozen=True):
@@ -132,6 +147,13 @@ class DrainPolicy(ResourceSection, frozen=True):
     pre_stop: Annotated[
         bool,
         Meta(description="Drain the node by a preStop hook, so that it also works under a shell (`bash -c`)."),
+    ] = True
+    disruption_budget: Annotated[
+        bool,
+        Meta(
+            description="Keep a PodDisruptionBudget of minReplicas, so that `kubectl drain` takes one node after the "
+            "other. It always lets one pod go."
+        ),
     ] = True
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import UNSET
 
+from outlast.k8s.observed import main_container
 from outlast.k8s.plan import JobObservation
 from outlast.k8s.quantities import bytes_of, seconds_of
 from outlast.k8s.rendering import LONGEST_NAME
@@ -38,6 +39,20 @@ def remark_on(seen: JobObservation, spec: ElasticJobSpec) -> str:
         return f"replicas is {replicas}, more than maxReplicas: {spec.most} are used"
     if replicas < spec.least:
         return f"replicas is {replicas}, less than minReplicas: {spec.least} are used"
+    return _shared_memory(spec)
+
+
+def _shared_memory(spec: ElasticJobSpec) -> str:
+    """What is wrong with /dev/shm, where snapshots and data loaders need room."""
+    pod = spec.replica_specs.worker.template["spec"]
+    main = main_container(pod, spec.replica_specs.worker.template.get("metadata") or {})
+    if any(each.get("mountPath") == "/dev/shm" for each in main.get("volumeMounts") or ()):
+        return ""
+    if spec.shared_memory is UNSET:
+        return "/dev/shm has 64 MiB: give spec.sharedMemory if the script saves snapshots or has data loaders"
+    limit = str(main.get("resources", {}).get("limits", {}).get("memory", ""))
+    if limit and bytes_of(spec.shared_memory) >= bytes_of(limit):
+        return f"sharedMemory {spec.shared_memory} counts as memory of the pod, which has {limit}: raise limits.memory"
     return ""
 
 
@@ -59,6 +74,9 @@ def _problems(name: str, spec: ElasticJobSpec) -> Iterator[str]:
             yield f"spec.{field} is {duration}; give a second or more"
     if bytes_of(spec.memory.max) == 0:
         yield "spec.memory.max is 0; give an amount as 64Gi, or set spec.memory.onOOM: Never"
+    policy = spec.run_policy.scheduling_policy
+    if policy.scheduler == "Kueue" and not policy.queue:
+        yield "spec.runPolicy.schedulingPolicy.queue is empty; name the LocalQueue that Kueue takes the pods from"
     yield from _config(spec)
 
 

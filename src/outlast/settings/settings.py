@@ -247,6 +247,14 @@ class Settings(JobSettings, frozen=True, kw_only=True):
             flags=("--warm-cuda", "--warm_cuda"),
         ),
     ] = False
+    warm_join: Annotated[
+        Seconds,
+        _about(
+            "Seconds that a node takes at most to import what its workers need (--warm-start) before it joins. For "
+            "nodes that join a running job: the others train on meanwhile. 0: join at once.",
+            off=0,
+        ),
+    ] = 0.0
     restart_policy: Annotated[
         Literal["any-failed"],
         _about(

@@ -20,6 +20,13 @@ _WITHHELD = (
     *("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_DESK", "OUTLAST_IN_PLACE", "OUTLAST_PARTNER", "OUTLAST_STEP_HOOK"),
     *("OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE"),
 )
+# Every worker gets its own. Those of whoever started the agent (Kubernetes, Slurm: each node has a rank) would make the
+# zygote unfit as soon as anything copies its environment.
+_OF_ONE_WORKER = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "OUTLAST_GENERATION"),
+)
 _TORCH_USERS = re.compile(
     r"^(import|from) (torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|megatron)\b", re.MULTILINE
 )
@@ -87,7 +94,8 @@ class TorchWorkload(Workload):
 
     def shared_environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """What all workers have in common: much of it is read by libraries just once, in the zygote."""
-        environment = {name: value for name, value in base.items() if name not in _WITHHELD}
+        left_out = (*_WITHHELD, *_OF_ONE_WORKER)
+        environment = {name: value for name, value in base.items() if name not in left_out}
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         if self._launch.omp_default:
             environment.setdefault("OMP_NUM_THREADS", "1")

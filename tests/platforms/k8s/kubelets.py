@@ -232,6 +232,9 @@ def silenced(node: str, address: str) -> Iterator[None]:
 
 def _wire(name: str, address: str, index: int, number: int) -> None:
     _sh("ip", "netns", "del", name, check=False)
+    _sh(
+        "ip", "link", "del", f"v{name}", check=False
+    )  # the kernel takes its time with those of a namespace that is gone
     _sh("ip", "netns", "add", name)
     _sh("ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
     _sh("ip", "link", "set", f"v{name}", "master", BRIDGE, "up")
@@ -247,6 +250,8 @@ def _wire(name: str, address: str, index: int, number: int) -> None:
 
 
 def _configure(place: Path, name: str, address: str, index: int) -> None:
+    # No name server: torch asks for names, and would wait long for one that cannot be reached.
+    (place / "resolv.conf").write_text("nameserver 127.0.0.1\n")
     (place / "cni").mkdir()
     ipam = {
         "type": "host-local",
@@ -272,7 +277,7 @@ def _configure(place: Path, name: str, address: str, index: int) -> None:
         "nodeStatusUpdateFrequency": "2s",
         "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "100Mi"},
         "imageGCHighThresholdPercent": 100,
-        "resolvConf": "/etc/resolv.conf",
+        "resolvConf": str(place / "resolv.conf"),
     }
     (place / "kubelet.yaml").write_text(yaml.safe_dump(kubelet))
 

@@ -109,7 +109,11 @@ class Cluster:
             "image": IMAGE,
             "imagePullPolicy": "Never",
             # A shell that passes no signal on: only the hook can drain the node.
-            "command": ["sh", "-c", f"outlast run {spec.pop('flags', '')} {folder}/train.py; exit $?"],
+            "command": [
+                "sh",
+                "-c",
+                f"outlast run {spec.pop('flags', '')} {folder}/train.py {spec.pop('args', '')}; exit $?",
+            ],
             "env": [{"name": "PATH", "value": f"{folder}:/usr/bin:/bin"}],
             "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
             **spec.pop("container", {}),

@@ -104,6 +104,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-warm-start", "--ft-warm_start", "--warm-start", "--warm_start"),
         *("--ft-warm-cuda", "--ft-warm_cuda", "--warm-cuda", "--warm_cuda"),
         *("--ft-warm-preload", "--ft-warm_preload", "--warm-preload", "--warm_preload"),
+        *("--ft-warm-join", "--ft-warm_join"),
         *("--ft-hang-detection", "--ft-hang_detection"),
         *("--ft-rank-heartbeat-timeout", "--ft-rank_heartbeat_timeout"),
         *("--ft-initial-rank-heartbeat-timeout", "--ft-initial_rank_heartbeat_timeout"),

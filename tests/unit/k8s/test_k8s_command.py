@@ -44,10 +44,11 @@ def test_render_prints_what_would_be_created(tmp_path: Path, capsys: pytest.Capt
     assert [(each["kind"], each["metadata"]["name"]) for each in objects] == [
         ("Secret", "mnist-outlast"),
         ("Service", "mnist-outlast"),
+        ("PodDisruptionBudget", "mnist"),
         ("Pod", "mnist-worker-0-0"),
         ("Pod", "mnist-worker-1-0"),
     ]
-    assert objects[2]["spec"]["containers"][0]["kept"] == {"as": "it is"}
+    assert objects[3]["spec"]["containers"][0]["kept"] == {"as": "it is"}
 
 
 @pytest.mark.parametrize(

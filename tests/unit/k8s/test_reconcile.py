@@ -31,6 +31,7 @@ CONTAINER = {"name": "main", "image": "x", "resources": {"limits": {"memory": "3
 
 
 def spec_of(replicas: int = 2, **more: Any) -> ElasticJobSpec:
+    more = {"drain": {"disruptionBudget": False}, **more}  # tests/unit/k8s/test_bounds.py has those
     worker = {"replicas": replicas, "template": {"spec": {"containers": [CONTAINER]}}, **more.pop("worker", {})}
     return msgspec.convert({"replicaSpecs": {"worker": worker}, **more}, ElasticJobSpec)
 

@@ -62,6 +62,7 @@ def test_the_defaults_are_decisions() -> None:
         "warm_start": True,
         "warm_preload": "",
         "warm_cuda": False,
+        "warm_join": 0.0,
         "restart_policy": "any-failed",
         "supervise": False,
         "hang_detection": "on",

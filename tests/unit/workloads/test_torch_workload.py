@@ -19,6 +19,7 @@ from outlast.launch import Launch
 from outlast.protocol.generations import Assignment
 from outlast.settings.settings import Settings
 from outlast.system import own_process
+from outlast.worker.fitness import OWN
 from outlast.workloads.torch_job import TorchWorkload
 from outlast.workloads.workload import Attachments
 
@@ -54,6 +55,15 @@ def test_the_token_and_the_launchers_error_file_are_not_handed_on() -> None:
     assert "secret" not in environment.values()
     assert "TORCHELASTIC_ERROR_FILE" not in environment
     assert environment["HOME"] == "/home"
+
+
+def test_what_each_worker_has_of_its_own_is_not_taken_from_whoever_started_the_agent() -> None:
+    """A zygote that copies its environment would have read it, and would never be forked."""
+    base = {**dict.fromkeys(OWN, "7"), "HOME": "/home"}
+    shared = TorchWorkload(launch(), Settings()).shared_environment(base)
+    assert not OWN & set(shared)
+    assert shared["HOME"] == "/home"
+    assert worker_environment(launch(), ASSIGNMENT, 3, base)["RANK"] == "7"
 
 
 def test_each_worker_has_a_place_of_its_own_in_the_arena_whatever_its_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ class Spawner:
         self.workload: Workload = TorchWorkload(launch, settings)
         self.launch = launch
         self._settings = settings
+        self._early = False  # whether it is known before the first start what there is to import
         self.zygote = self._warm()
 
     def _warm(self) -> Zygote | None:
@@ -48,9 +50,20 @@ class Spawner:
             patience=min(MOST_PATIENCE, settings.node_timeout / 4),
             spares=launch.nproc if settings.warm_cuda and not launch.virtual_local_rank else 0,
         )
+        self._early = preload.early
         if preload.early:
             zygote.wake()
         return zygote
+
+    async def warmed(self) -> None:
+        """Wait until workers can be forked, or cannot be; at most as long as `warm_join` says."""
+        limit = self._settings.warm_join
+        if self.zygote is None or not self._early or not limit:
+            return
+        try:
+            await asyncio.wait_for(self.zygote.ready(), limit)
+        except asyncio.TimeoutError:
+            log.warning("joining after %g s (--ft-warm-join), before the zygote is ready", limit)
 
     def refresh(self) -> None:
         """What was imported before is not used again."""
