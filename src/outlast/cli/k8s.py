@@ -203,5 +203,12 @@ def _documents(file: str) -> list[dict[str, Any]]:
     return found
 
 
+class PlainDumper(yaml.SafeDumper):
+    """Writes what is used twice out twice: anchors are hard to read."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
 def _print(objects: Iterable[dict[str, Any]]) -> None:
-    print(yaml.safe_dump_all(objects, sort_keys=False, width=120, explicit_start=True), end="")
+    print(yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, width=120, explicit_start=True), end="")

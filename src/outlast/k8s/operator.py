@@ -212,6 +212,7 @@ class Operator:
         job = self._newest(key)
         if job is None:
             self._forget(key)
+            await self._sweep()
             return
         memory = self._memories[key]
         await self._look_up(job, memory)
@@ -327,7 +328,7 @@ class Operator:
             log.info("%s: %s", name, reason)
 
     async def _sweep(self) -> None:
-        """Lift taints and cordons of jobs that were deleted while no operator ran."""
+        """Lift taints and cordons of jobs that are gone, also of those that were deleted while no operator ran."""
         if self._nodes is None:
             return
         jobs = [identity_of(each) for each in self._jobs.objects.values()]

@@ -230,6 +230,18 @@ def silenced(node: str, address: str) -> Iterator[None]:
             _sh(*where, "-D", "FORWARD", *rule, "-j", "DROP")
 
 
+@contextmanager
+def slowed(node: str, uid: str, percent: int) -> Iterator[None]:
+    """A pod gets so much of one CPU, and no more."""
+    (quota,) = Path(f"/sys/fs/cgroup/cpu/{node}").glob(f"**/pod{uid}/cpu.cfs_quota_us")
+    quota.write_text(str(percent * 1000))
+    try:
+        yield
+    finally:
+        if quota.exists():
+            quota.write_text("-1")
+
+
 def _wire(name: str, address: str, index: int, number: int) -> None:
     _sh("ip", "netns", "del", name, check=False)
     _sh(

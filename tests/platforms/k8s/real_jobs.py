@@ -89,6 +89,9 @@ class Cluster:
         file.write_text(json.dumps(config))
         return file
 
+    def node(self, name: str) -> dict[str, Any]:
+        return self.plane.call("GET", f"/api/v1/nodes/{name}")[1]
+
     def small(self, name: str, script: str, replicas: int = 1, **spec: Any) -> Job:
         """Submit a job whose pods run a line of shell, without Python."""
         container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script]}
@@ -96,7 +99,11 @@ class Cluster:
         return self._submit(name, {"spec": {"containers": [container]}}, replicas, spec)
 
     def training(self, name: str, script: str = SCRIPT, *, pod: Any = None, replicas: int = 3, **spec: Any) -> Job:
-        """Submit a job whose pods run this machine's Python, each on a node of its own if that can be."""
+        """Submit a job whose pods run this machine's Python, each on a node of its own if that can be.
+
+        `before`, `flags` and `args` go into its command: before the launcher, after it, and after the script.
+        """
+        before, flags, args = (spec.pop(name, "") for name in ("before", "flags", "args"))
         folder = self.place / name
         folder.mkdir()
         (folder / "train.py").write_text(script)
@@ -109,11 +116,7 @@ class Cluster:
             "image": IMAGE,
             "imagePullPolicy": "Never",
             # A shell that passes no signal on: only the hook can drain the node.
-            "command": [
-                "sh",
-                "-c",
-                f"outlast run {spec.pop('flags', '')} {folder}/train.py {spec.pop('args', '')}; exit $?",
-            ],
+            "command": ["sh", "-c", f"{before} outlast run {flags} {folder}/train.py {args}; exit $?"],
             "env": [{"name": "PATH", "value": f"{folder}:/usr/bin:/bin"}],
             "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
             **spec.pop("container", {}),
