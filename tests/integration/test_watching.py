@@ -53,7 +53,7 @@ def test_on_a_node_of_the_job_nothing_has_to_be_said() -> None:
         while "generation  1" in (shown := said(outlast("status", "--job=bert")))[1]:
             continue  # a view may be a second old
         headline, *rows = shown
-        assert headline == "job bert: runs, healthy"
+        assert headline == "job bert: running, healthy"
         assert [row.split()[0] for row in rows] == ["generation", "nodes", "restarts", "last"]
         status = json.loads("".join(said(outlast("status", "--job=bert", "--json"))))
         assert (status["health"], status["view"]["generation"]) == ("healthy", 2)
@@ -79,7 +79,7 @@ def test_a_job_of_one_rank_shows_its_step_and_pace_also_without_straggler_detect
         process.wait_for("steps")
         while "; step " not in (headline := said(outlast("status", "--job=solo"))[0]):
             continue  # the agent looks at its ranks once a second
-        assert headline.startswith("job solo: trains, healthy; step ")
+        assert headline.startswith("job solo: training, healthy; step ")
         assert headline.endswith((" steps/s", " s/step"))
         said(outlast("stop", "--job=solo"))
         assert process.wait() == 1

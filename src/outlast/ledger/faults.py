@@ -82,5 +82,6 @@ def named(reason: EndReason) -> tuple[str, str, str]:
         return kind, reason.cause or kind, f"rank {reason.rank} on {reason.node}"
     if isinstance(reason, reasons.RankRequest):
         return kind, kind, f"rank {reason.rank} on {reason.node}"
-    nodes = getattr(reason, "nodes", None)
-    return kind, kind, getattr(reason, "node", ", ".join(nodes[:4]) if nodes else "")
+    nodes = getattr(reason, "nodes", ())
+    several = ", ".join(nodes[:4]) if isinstance(nodes, tuple) else ""  # of a request to scale, it is their number
+    return kind, kind, getattr(reason, "node", several)

@@ -23,37 +23,47 @@ from outlast.ledger.summary import FaultCost, LedgerSummary
 from outlast.observe.words import duration, moment
 
 NS = 1e9
+STRAGGLER = "straggler"
 
 
 def why_paragraph(events: Sequence[TimedEvent], ledger: LedgerSummary) -> str:
-    """About the last fault that nobody planned; empty: there was none."""
-    unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
-    if not unplanned:
+    """About the last fault that nobody planned; empty: there was none. Of slow ranks, if there was nothing worse."""
+    cost = _last(ledger)
+    if cost is None:
         return ""
-    cost = unplanned[-1]
     fault = cost.fault
-    during = [each for each in events if each.event.generation == fault.generation]
     told = [f"{moment(fault.at / NS)}, generation {fault.generation}: {_ended(fault.text)}"]
+    if fault.kind == STRAGGLER:
+        lasts = "It still is." if fault.ended is None else f"That lasted {duration((fault.ended - fault.at) / NS)}."
+        return " ".join([*told, lasts, _price(cost)])
+    during = [each for each in events if each.event.generation == fault.generation]
     told += _evidence(during)
     told += _done(events, during, fault.generation)
     told.append(_price(cost))
-    return " ".join(told)
+    slow = [each.fault.text for each in ledger.faults if each.fault.kind == STRAGGLER and each.fault.ended is None]
+    return " ".join([*told, *(f"Since then: {_ended(text)}" for text in slow[-1:])])
+
+
+def _last(ledger: LedgerSummary) -> FaultCost | None:
+    unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
+    worse = [cost for cost in unplanned if cost.fault.kind != STRAGGLER]
+    return next(reversed(worse or unplanned), None)
 
 
 def why_fields(events: Sequence[TimedEvent], ledger: LedgerSummary) -> dict[str, Any] | None:
     """The same for programs; None: there was none."""
-    unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
-    if not unplanned:
+    cost = _last(ledger)
+    if cost is None:
         return None
-    hang = _hang(events, unplanned[-1].fault.generation)
+    hang = _hang(events, cost.fault.generation)
     stacks = msgspec.to_builtins(hang.stacks) if hang is not None else []
-    return {**msgspec.to_builtins(unplanned[-1]), "stacks": stacks}
+    return {**msgspec.to_builtins(cost), "stacks": stacks}
 
 
 def why_stacks(events: Sequence[TimedEvent], ledger: LedgerSummary) -> list[str]:
     """Where ranks stood, if the last fault was a hang: the culprits first."""
-    unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
-    hang = _hang(events, unplanned[-1].fault.generation) if unplanned else None
+    cost = _last(ledger)
+    hang = _hang(events, cost.fault.generation) if cost is not None else None
     return stack_lines(hang) if hang is not None else []
 
 

@@ -82,7 +82,7 @@ def _rows(rows: list[tuple[str, str]]) -> list[str]:
 def _headline(view: JobView, health: JobHealth) -> str:
     if health is JobHealth.OVER:
         return f"over ({view.outcome.value if view.outcome is not None else 'ended'})"
-    does = {"running": "trains" if view.progress is not None else "runs"}.get(view.phase, view.phase)
+    does = {"running": "training" if view.progress is not None else "running"}.get(view.phase, view.phase)
     told = f"{does}, {health.value}"
     if view.progress is None:
         return told

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import msgspec
 import pytest
 
 from ledgers import At
@@ -300,3 +303,17 @@ def test_queue_and_suspension_are_causes_of_their_own() -> None:
     )
     causes = {span.state: cause_of(span, books.faults)[0] for span in books.book.timeline()}
     assert (causes[LedgerState.QUEUED], causes[LedgerState.SUSPENDED]) == ("queue", "suspended")
+
+
+@pytest.mark.parametrize("kind", get_args(reasons.EndReason), ids=lambda kind: kind.__name__)
+def test_every_reason_has_a_name_and_a_place(kind: type[reasons.EndReason]) -> None:
+    """`outlast scale` was one whose `nodes` is a number, and ended `status`, `why` and `report` with a traceback."""
+    given = {"tuple": (), "str": "n", "int": 2, "float": 1.0}
+    values = {
+        field.name: next((value for name, value in given.items() if name in str(field.type)), None)
+        for field in msgspec.structs.fields(kind)
+        if field.required
+    }
+    reason = msgspec.convert(values, kind, strict=False) if "saved" not in values else kind((), reasons.Saved.ALL)
+    told = story(*TRAINS, (50.0, events.GenerationEnding(generation=1, reason=reason)), (60.0, over(1)))
+    assert told.faults[-1].fault.kind

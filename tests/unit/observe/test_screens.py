@@ -77,7 +77,7 @@ def test_the_first_line_says_it_all_and_the_others_say_more() -> None:
         ),
         None,
     )
-    assert lines[0] == "job bert: trains, degraded; step 70, 4.0 steps/s"
+    assert lines[0] == "job bert: training, degraded; step 70, 4.0 steps/s"
     assert "  excluded    c for 1 min 15 s: it is slow" in lines
     assert "  snapshot    step 60, 12 s ago, in the memory of the nodes" in lines
     assert any(line.startswith("  last fault  rank 3 on node b failed") for line in lines)
@@ -157,3 +157,38 @@ def test_why_says_what_the_exception_said() -> None:
         NumberedEvent(4, 3.0, 1, events.WorkerFailed(generation=1, failure=failed, followers=0)),
     ]
     assert "Evidence: KeyError: 'weights'." in why_paragraph(told, summarize(ledger(told)))
+
+
+def slow(at: float, generation: int = 2, over: int | None = None) -> NumberedEvent:
+    sentence = "rank 0 on a is 2.0 times slower than the others"
+    told = events.StragglerChanged(
+        generation=generation, node="a", ranks=(0,), section="", factor=2.0, since=5, over=over, sentence=sentence
+    )
+    return NumberedEvent(int(at), at, 1, told)
+
+
+def test_why_tells_of_a_slow_rank_if_there_was_nothing_worse() -> None:
+    told = [
+        NumberedEvent(1, 1.0, 1, events.JobBegan(generation=0, least=1, most=1)),
+        NumberedEvent(2, 2.0, 1, events.GenerationFormed(generation=1, nodes=("a",), ranks=4, spares=0, restarts=0)),
+        NumberedEvent(3, 3.0, 1, events.TrainingBegan(generation=1, step=1)),
+        slow(10.0, 1),
+    ]
+    paragraph = why_paragraph(told, summarize(ledger(told, until=20.0)))
+    assert "rank 0 on a is 2.0 times slower than the others. It still is. It cost" in paragraph
+    told.append(slow(15.0, 1, over=9))
+    assert "That lasted 5.0 s." in why_paragraph(told, summarize(ledger(told, until=20.0)))
+
+
+def test_why_tells_of_the_failure_first_and_then_of_a_slow_rank() -> None:
+    told = [
+        NumberedEvent(1, 1.0, 1, events.JobBegan(generation=0, least=1, most=1)),
+        NumberedEvent(2, 2.0, 1, events.GenerationFormed(generation=1, nodes=("a",), ranks=4, spares=0, restarts=0)),
+        NumberedEvent(3, 3.0, 1, events.GenerationEnding(generation=1, reason=FAILED)),
+        NumberedEvent(4, 4.0, 1, events.GenerationFormed(generation=2, nodes=("a",), ranks=4, spares=0, restarts=1)),
+        NumberedEvent(5, 5.0, 1, events.TrainingBegan(generation=2, step=1)),
+        slow(10.0),
+    ]
+    paragraph = why_paragraph(told, summarize(ledger(told, until=20.0)))
+    assert "generation 1: rank 3 on node b failed" in paragraph
+    assert paragraph.endswith("Since then: rank 0 on a is 2.0 times slower than the others.")
