@@ -242,11 +242,10 @@ def damage(directory: Path, number: int, chance: random.Random) -> None:
 def course(seed: int, root: Path, arena: Path) -> Counter[str]:
     chance, told = random.Random(seed), Counter[str]()
     directory = root / "ck"
-    least, most = 0, 0  # of the next restore
+    in_memory, most = 0, 0  # the step that memory must give back at least; the highest one there can be
     for number in range(chance.randint(2, 4)):
         life, page = Life.draw(chance), Page()
-        there = whole(directory)
-        least = max(least, *there, 0)
+        least = max(in_memory, *whole(directory), 0)
         live(life, seed * 10 + number, page, directory, arena, root)
         restored = {page.get(rank, RESTORED) for rank in range(life.world)} - {UNKNOWN}
         told["lives"] += 1
@@ -262,11 +261,11 @@ def course(seed: int, root: Path, arena: Path) -> Counter[str]:
         waited = max(page.get(rank, WAITED) for rank in range(life.world))
         there = whole(directory)
         assert waited <= max(*there, 0, 0) or not waited, f"wait() was for {waited}, and on disk is {there}"
-        least = max(0 if life.drifts else min(saved) or least, *there, 0)
-        most = max(most, *saved, least) + 1
+        most = max(most, *saved, *there) + 1
+        in_memory = 0 if life.drifts else min(saved) or in_memory
         if life.memory_lost:
             shutil.rmtree(arena, ignore_errors=True)
-            least = 0
+            in_memory = 0
         damage(directory, life.damaged, chance)
         told["damaged"] += life.damaged
     return told
