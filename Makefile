@@ -8,7 +8,7 @@ FRAMEWORKS := $(VENV)/frameworks
 # Pinned for development: the newest torch pulls gigabytes of CUDA. The package itself takes torch >= 2.6.
 TORCH := torch==2.13.0
 
-.PHONY: setup demo test test-platforms lint docs dist bench clean
+.PHONY: setup demo test test-all test-platforms lint docs dist bench clean
 
 setup: $(STAMP)
 
@@ -27,9 +27,14 @@ $(STAMP): pyproject.toml scripts/dev-requirements scripts/framework-requirements
 demo: setup
 	$(BIN)/python examples/demo.py
 
+# Without the tests that are long and seldom the first to fail; test-all runs those as well.
 test: setup
 	./scripts/install-system-packages
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/platforms $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/platforms -m "not thorough" $(ARGS)
+
+test-all: setup
+	./scripts/install-system-packages
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/platforms $(ARGS)
 
 # Real platforms. Each has scripts/install-NAME, which installs what is missing, and tests/platforms/test_NAME_*.py or tests/platforms/NAME/.
 PLATFORMS ?= slurm k8s browser

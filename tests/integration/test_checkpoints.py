@@ -68,6 +68,7 @@ def test_a_worker_that_is_killed_costs_nothing_that_was_saved(tmp_path: Path, tr
     assert disk.verify(tmp_path / "step-00000003") == []
 
 
+@pytest.mark.thorough
 def test_a_job_goes_on_from_disk_on_another_number_of_ranks(tmp_path: Path, truth: dict[int, str]) -> None:
     """Sharded and replicated, with and without a launcher; 2, 1, 3 and 2 ranks."""
     assert finished(train(tmp_path, args=["--kind=fsdp", "--steps=2", "--durable=2"]))[2] == truth[2]
@@ -82,6 +83,7 @@ def test_a_job_goes_on_from_disk_on_another_number_of_ranks(tmp_path: Path, trut
     assert all(disk.verify(each.path) == [] for each in disk.found(tmp_path))
 
 
+@pytest.mark.thorough
 def test_nodes_write_their_shards_each_for_itself_and_the_last_one_commits(
     tmp_path: Path, truth: dict[int, str]
 ) -> None:
@@ -109,6 +111,7 @@ def test_an_agent_that_is_killed_leaves_the_newest_state_on_disk_and_no_memory(
     assert finished(train(tmp_path, args=["--kind=ddp", "--steps=4"])) == {3: truth[3], 4: truth[4]}
 
 
+@pytest.mark.thorough
 def test_the_next_agent_of_a_place_goes_on_from_the_memory_of_the_killed_one(
     tmp_path: Path, truth: dict[int, str]
 ) -> None:
@@ -146,6 +149,7 @@ def test_kills_at_random_instants_never_lose_a_snapshot_nor_mix_two(tmp_path: Pa
             assert len(found["w"]) == PIECES
 
 
+@pytest.mark.thorough
 def test_sigterm_leaves_the_newest_state_on_disk(tmp_path: Path) -> None:
     with train(tmp_path, args=["--kind=ddp", "--steps=3", "--wait"]) as run:
         run.wait_for("done", LONG)

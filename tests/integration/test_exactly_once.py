@@ -50,6 +50,7 @@ def interrupt(process: Process) -> None:
     process.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_the_loss_on_4_then_2_then_3_ranks_is_that_on_4(tmp_path: Path) -> None:
     train(tmp_path / "steady.pt", 4)
@@ -67,6 +68,7 @@ def test_the_loss_on_4_then_2_then_3_ranks_is_that_on_4(tmp_path: Path) -> None:
     is_exact(other["history"])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_each_sample_once_in_a_random_story(tmp_path: Path, story: int) -> None:
     """Lives on other numbers of ranks, each with workers that are killed at any instant; `--stories` asks for more."""

@@ -66,7 +66,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "flock.so"
 
 
-@pytest.mark.parametrize("kind", ["lustre", "nfs"])
+@pytest.mark.parametrize("kind", [pytest.param("lustre", marks=pytest.mark.thorough), "nfs"])
 def test_checkpoints_are_written_pruned_and_restored_whatever_flock_says(
     kind: str, library: Path, tmp_path: Path
 ) -> None:

@@ -26,7 +26,11 @@ def losses(process: Process) -> dict[int, str]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("framework", "name"), [("transformers", "huggingface_trainer.py"), ("lightning", "lightning_module.py")]
+    ("framework", "name"),
+    [
+        pytest.param("transformers", "huggingface_trainer.py", marks=pytest.mark.thorough),
+        ("lightning", "lightning_module.py"),
+    ],
 )
 def test_a_killed_training_goes_on_exactly(tmp_path: Path, framework: str, name: str) -> None:
     """With shuffled data and dropout, in the middle of its second epoch, from memory alone."""

@@ -95,6 +95,7 @@ def workers(agent: Process) -> list[psutil.Process]:
     return [each for each in children if EXAMPLE.name in " ".join(each.cmdline()) and "RANK" in each.environ()]
 
 
+@pytest.mark.thorough
 def test_undisturbed_it_learns_and_goes_on_from_a_chosen_checkpoint(undisturbed: Run, tmp_path: Path) -> None:
     losses = undisturbed.losses()
     is_exact(undisturbed, losses)
@@ -107,6 +108,7 @@ def test_undisturbed_it_learns_and_goes_on_from_a_chosen_checkpoint(undisturbed:
     assert again.losses() == pytest.approx(losses[36:], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_node_joins_and_one_of_two_fails(undisturbed: Run, tmp_path: Path) -> None:
     run, port = Run(tmp_path), free_port()
     with elastic("a", port, run) as a:

@@ -55,6 +55,7 @@ def test_with_no_restart_left_the_summary_names_the_rank_that_hung_as_the_root_c
         assert "traceback : Hung: it has been in section 'step' for 2 s" in root
 
 
+@pytest.mark.thorough
 def test_another_rank_that_hangs_during_the_recovery_is_ended_as_well() -> None:
     """Rank 1 gives no sign of life in two generations in a row."""
     with two_nodes("--max-restarts=2", *COLD_START, args=["silent", "1", "2"]) as (a, b):
@@ -162,7 +163,7 @@ os._exit(0)  # a Python that has imported torch may take longer than the test's 
 """
 
 
-@pytest.mark.parametrize("warm", ["true", "false"])
+@pytest.mark.parametrize("warm", ["true", pytest.param("false", marks=pytest.mark.thorough)])
 def test_a_script_that_knows_nothing_of_outlast_has_heartbeats_by_its_optimizer(tmp_path: Path, warm: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(STEPS)
@@ -176,6 +177,7 @@ def test_a_script_that_knows_nothing_of_outlast_has_heartbeats_by_its_optimizer(
         assert f"rank {rank} of generation 2: trained" in process.output
 
 
+@pytest.mark.thorough
 def test_the_optimizers_hook_can_be_turned_off(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(STEPS.replace("3600", "3"))
@@ -212,6 +214,7 @@ say("saw what another run had measured")
 """
 
 
+@pytest.mark.thorough
 def test_one_rank_asks_and_all_are_calibrated_by_what_all_have_measured(tmp_path: Path) -> None:
     script = tmp_path / "calibrates.py"
     script.write_text(CALIBRATES)
@@ -226,6 +229,7 @@ def test_one_rank_asks_and_all_are_calibrated_by_what_all_have_measured(tmp_path
         assert f"rank {rank} of generation 2: saw what another run had measured" in a.output + b.output
 
 
+@pytest.mark.thorough
 def test_the_example_hangs_is_ended_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "sections.py"
     args = ["--steps", "60", "--hang-at", "30", "--checkpoint", str(tmp_path / "sections.pt")]

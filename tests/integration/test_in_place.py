@@ -96,6 +96,7 @@ def test_when_the_restarts_are_used_up_the_job_fails_as_ever_and_parked_processe
         assert f"rank {rank} says goodbye, pid {found[2, rank].pid}" in process.output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [["--ft-in-place-timeout=0"], ["--ft-restart-grace=0"]], ids=["off", "no grace"])
 def test_where_it_is_turned_off_every_rank_is_a_new_process(flags: list[str]) -> None:
     with job("--nproc-per-node=2", "--max-restarts=1", *flags, script=SCRIPT, args=["raise:1"]) as process:
@@ -111,6 +112,7 @@ def test_without_a_launcher_the_function_is_just_called(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout == "5\n"
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_and_a_loader_stay_and_the_training_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     script = SCRIPTS / "in_place_training.py"
     with job("--nproc-per-node=2", "--max-restarts=2", script=script, args=[tmp_path / "checkpoints"]) as process:

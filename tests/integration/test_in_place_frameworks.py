@@ -23,6 +23,7 @@ def last(process: Process) -> set[str]:
     return set(re.findall(r"rank \d ends with (\[[^r]*\])", process.output))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("framework", ["lightning", "transformers"])
 def test_a_trainer_goes_on_in_place_and_ends_as_if_nothing_had_happened(tmp_path: Path, framework: str) -> None:

@@ -54,6 +54,7 @@ def history(folder: Path) -> list[Any]:
     return content
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_many_restarts_leave_nothing_behind_and_change_nothing(tmp_path: Path) -> None:
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"

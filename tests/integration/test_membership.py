@@ -67,6 +67,7 @@ def test_a_job_grows_and_shrinks_one_node_at_a_time(hosts: Hosts, tmp_path: Path
         job.succeeds(a)
 
 
+@pytest.mark.thorough
 def test_nodes_that_come_within_one_last_call_are_taken_in_together(hosts: Hosts, tmp_path: Path) -> None:
     with ElasticJob(hosts(3), tmp_path, "--nnodes=1:3", *STEADY, "--ft-last-call=5") as job:
         a = job.start(job.hosts[0])
@@ -131,6 +132,7 @@ def test_power_loss_of_a_node_is_noticed_after_the_node_timeout(hosts: Hosts, tm
         job.succeeds(a, b)
 
 
+@pytest.mark.thorough
 def test_power_loss_of_the_only_node_is_noticed_by_keepalive(hosts: Hosts, tmp_path: Path) -> None:
     """The only node is never given up for silence: it may be stopped. That nothing answers its probes tells the two."""
     with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", *QUICK, "--ft-empty-timeout=1") as job:
@@ -228,6 +230,7 @@ def test_spares_take_over_one_after_the_other_and_no_restart_is_counted(hosts: H
         job.succeeds(a, d)
 
 
+@pytest.mark.thorough
 def test_a_spare_that_is_lost_while_it_waits_disturbs_nobody(hosts: Hosts, tmp_path: Path) -> None:
     with ElasticJob(hosts(3), tmp_path, "--nnodes=1:2", *QUICK) as job:
         a, b = (job.start(host) for host in job.hosts[:2])
@@ -324,6 +327,7 @@ def test_a_drained_node_costs_no_restart_although_the_others_workers_crash_of_it
         job.succeeds(b, c)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("second", ["agent killed", "power loss"])
 def test_a_second_node_that_dies_while_the_job_re_forms_is_left_out_too(
     hosts: Hosts, tmp_path: Path, second: str

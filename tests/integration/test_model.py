@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from processes import Process
 
 CHECK = Path(__file__).parents[2] / "models" / "check"
 
 
+@pytest.mark.thorough
 def test_the_model_holds_and_its_mutants_break() -> None:
     check = Process([str(CHECK), "--quick"])
     assert check.wait(300) == 0, check.output

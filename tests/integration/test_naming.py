@@ -18,8 +18,18 @@ Hosts = Callable[[int], list[Host]]
     ("kind", "culprit", "sentence"),
     [
         ("sleep", 3, r"rank 3 on host-1 is the one .*: stuck in sleep at train.py:\d+.*; 3 ranks wait in all_reduce"),
-        ("crossed_receives", 1, r"ranks 1 on host-0 and 2 on host-1 are those .* recv .*; 2 ranks wait in all_reduce"),
-        ("stopped", 2, r"rank 2 on host-1 is the one .*: its process is stopped .*; 3 ranks wait in all_reduce"),
+        pytest.param(
+            "crossed_receives",
+            1,
+            r"ranks 1 on host-0 and 2 on host-1 are those .* recv .*; 2 ranks wait in all_reduce",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "stopped",
+            2,
+            r"rank 2 on host-1 is the one .*: its process is stopped .*; 3 ranks wait in all_reduce",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_the_coordinator_names_a_rank_of_another_host(
@@ -52,6 +62,7 @@ def test_nobody_is_blamed_when_all_are_in_the_same_collective(hosts: Hosts, tmp_
     assert (event["ranks"], event["kind"]) == ([], "everybody")
 
 
+@pytest.mark.thorough
 def test_a_second_rank_hangs_during_the_recovery_from_the_first(hosts: Hosts, tmp_path: Path) -> None:
     """Before its process group is there; then a third, on the other host again."""
     with HungJob(hosts(2), tmp_path, [("sleep", 3), ("in_init", 0), ("stopped", 2)]) as job:
@@ -65,6 +76,7 @@ def test_a_second_rank_hangs_during_the_recovery_from_the_first(hosts: Hosts, tm
     assert len(job.told("restarting")) == 3
 
 
+@pytest.mark.thorough
 def test_with_no_restart_left_every_node_says_who_it_was(hosts: Hosts, tmp_path: Path) -> None:
     with HungJob(hosts(2), tmp_path, [("sleep", 3)], "--max-restarts=0") as job:
         for node in job.nodes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from processes import Process, python
 
 LAUNCHES = """
@@ -28,6 +30,7 @@ print("done")
 """
 
 
+@pytest.mark.thorough
 def test_a_job_whose_last_durable_save_was_not_written_fails_although_its_workers_do_not(tmp_path: Path) -> None:
     script = tmp_path / "saves.py"
     script.write_text(SAVES)

@@ -86,6 +86,7 @@ def test_of_two_nodes_the_one_whose_product_is_wrong_is_named_and_the_other_is_n
     assert row(one, "host-0").split()[1] == "good"
 
 
+@pytest.mark.thorough
 def test_of_three_nodes_the_one_with_a_slow_network_is_named(hosts: Hosts, plugin: dict[str, str]) -> None:
     machines = hosts(3)
     narrow = machines[1]
@@ -140,6 +141,7 @@ def test_a_killed_and_a_cut_off_node_are_named_and_replaced_by_spares(
     assert all("(the table is in the log of node host-0)" in line for line in told)
 
 
+@pytest.mark.thorough
 def test_a_straggler_is_named_and_left_out(hosts: Hosts, plugin: dict[str, str], script: Path) -> None:
     machines = hosts(4)
     agents = run(machines, plugin, {machines[2]: "slow"}, "--nnodes=3:4", "--exclude-straggler", script)

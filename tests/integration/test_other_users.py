@@ -7,6 +7,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from hosts import SHM
 from jobs import free_port, job
 from processes import await_exit
@@ -21,6 +23,7 @@ mkfifo 0.1 0.2
 """
 
 
+@pytest.mark.thorough
 def test_an_arena_that_another_user_makes_between_two_runs_is_left_alone(tmp_path: Path) -> None:
     command = (f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=same", "--ft-snapshot-linger=0")
     with job(*command, script=TRAIN, args=[tmp_path / "ck", "--steps=2", "--wait"]) as first:

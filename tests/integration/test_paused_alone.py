@@ -51,7 +51,7 @@ def test_the_workers_of_a_job_that_was_stopped_run_on(who: str) -> None:
 
 
 @pytest.mark.parametrize("who", ["the agent", "the coordinator", "all of it"])
-@pytest.mark.parametrize("nnodes", ["1", "1:2"])
+@pytest.mark.parametrize("nnodes", [pytest.param("1", marks=pytest.mark.thorough), "1:2"])
 def test_a_job_that_others_could_join_is_not_given_up(who: str, nnodes: str) -> None:
     """Its workers end with their lease, as if another node were there: they start again, at no restart's cost."""
     port, flags = free_port(), (QUICK, "--ft-empty-timeout=2", "--ft-last-call=0.1", f"--nnodes={nnodes}")

@@ -55,6 +55,7 @@ def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(path), prepend=os.pathsep)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("frameworks")
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -71,6 +72,7 @@ def test_deepspeeds_zero_goes_on_exactly(
     assert "rank 1 goes on after step 4" in killed.output
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("frameworks")
 def test_layers_that_megatron_has_split_go_on_exactly(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def take_steps(hosts: list[Host], directory: Path) -> None:
             (directory / str(step)).touch()
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.thorough), 2])
 def test_the_loss_of_a_node_costs_nothing_that_was_saved(
     hosts: Hosts, tmp_path: Path, truth: dict[int, str], lost: int
 ) -> None:
@@ -82,6 +82,7 @@ def test_the_loss_of_a_node_costs_nothing_that_was_saved(
     assert [(each.step, disk.verify(each.path)) for each in disk.found(tmp_path / "job")] == [(3, [])]
 
 
+@pytest.mark.thorough
 def test_a_damaged_copy_is_named_and_a_new_node_goes_on_from_the_one_before(
     hosts: Hosts, tmp_path: Path, truth: dict[int, str]
 ) -> None:

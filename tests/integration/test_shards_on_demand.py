@@ -83,6 +83,7 @@ def test_each_shard_once_when_a_node_is_lost_and_fewer_ranks_go_on(tmp_path: Pat
     is_exact(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_a_node_that_joins_costs_no_shard(tmp_path: Path) -> None:
     """Not even the one that is under way: it is finished, and all ranks save, before the line-up changes."""
@@ -99,6 +100,7 @@ def test_a_node_that_joins_costs_no_shard(tmp_path: Path) -> None:
     is_exact(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_the_example_with_a_parameter_server_survives_kills_of_a_worker_and_of_the_server(tmp_path: Path) -> None:
     checkpoint = tmp_path / "newest.pt"

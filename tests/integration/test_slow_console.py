@@ -21,6 +21,7 @@ for number in range({LINES}):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("elastic", [False, True], ids=["one node", "with a lease"])
 def test_a_reader_that_pauses_gets_every_line(tmp_path: Path, elastic: bool) -> None:
     script = tmp_path / "prints.py"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from jobs import free_port, job, node
 from outlast.checkpoint.storage import format as disk
 from outlast.checkpoint.storage.storage import Url
@@ -23,6 +25,7 @@ def finished(*processes: Process) -> dict[int, str]:
     return {int(step): word for step, word in re.findall(r"(?:restored|step) (\d+) (\w{12})\b", output)}
 
 
+@pytest.mark.thorough
 def test_a_job_goes_on_from_a_store_whoever_wrote_it(s3: Url, proxy: Proxy) -> None:
     """A worker without a launcher, one node whose worker is killed, and two nodes; with a store that fails at times."""
     for pattern in ("GET .*list-type.*job", "PUT .*job/step.*distcp", "PUT .*job.*shard-1", "PUT .*job.*manifest.json"):

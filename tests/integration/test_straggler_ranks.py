@@ -6,6 +6,8 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from jobs import SCRIPTS, finished, free_port, node, two_nodes
 
 FIRST = 100  # the step from which on it is slow
@@ -33,6 +35,7 @@ def test_a_rank_that_becomes_slow_is_named_with_node_section_and_step_and_nobody
     assert (ends["over"] > ends["since"], ends["ranks"], ends["since"]) == (True, [3], begins["since"])
 
 
+@pytest.mark.thorough
 def test_if_it_is_asked_for_the_job_goes_on_without_the_node_of_a_slow_rank(tmp_path: Path) -> None:
     path, port = tmp_path / "events.jsonl", free_port()
     flags = ("--nnodes=2:3", "--ft-use-infra-group-rank=false", "--ft-straggler=exclude", f"--ft-events={path}")

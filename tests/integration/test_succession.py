@@ -30,6 +30,7 @@ def test_a_coordinator_that_is_killed_again_and_again_restarts_nobody(hosts: Hos
         job.succeeds(a, b, c)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_while_there_is_no_coordinator_is_handled_by_the_next(hosts: Hosts, tmp_path: Path) -> None:
     with ElasticJob(hosts(3), tmp_path, "--nnodes=3", "--max-restarts=1", "--node-timeout=30") as job:
         a, b, c = job.start_all()
@@ -91,6 +92,7 @@ def test_when_the_coordinators_host_is_lost_the_others_go_on_and_it_may_come_bac
         job.succeeds(again, b, c)
 
 
+@pytest.mark.thorough
 def test_the_coordinators_hosts_may_be_lost_one_after_the_other(hosts: Hosts, tmp_path: Path) -> None:
     with ElasticJob(hosts(4), tmp_path, "--nnodes=1:4", *QUICK) as job:
         nodes = job.start_all()
@@ -109,7 +111,14 @@ def test_the_coordinators_hosts_may_be_lost_one_after_the_other(hosts: Hosts, tm
         job.succeeds(*rest)
 
 
-@pytest.mark.parametrize("other", ["another token", "another job", "another program"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "another job",
+        pytest.param("another token", marks=pytest.mark.thorough),
+        pytest.param("another program", marks=pytest.mark.thorough),
+    ],
+)
 def test_whoever_answers_where_the_coordinator_was_is_no_end_of_the_job(
     hosts: Hosts, tmp_path: Path, other: str
 ) -> None:
@@ -167,6 +176,7 @@ def test_a_minority_without_the_coordinator_does_not_take_over(hosts: Hosts, tmp
         job.succeeds(a, b, c)
 
 
+@pytest.mark.thorough
 def test_of_two_nodes_the_survivor_goes_on_if_that_was_asked_for(hosts: Hosts, tmp_path: Path) -> None:
     with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", "--ft-tie-break=survivor", *QUICK) as job:
         a, b = job.start_all()
@@ -176,6 +186,7 @@ def test_of_two_nodes_the_survivor_goes_on_if_that_was_asked_for(hosts: Hosts, t
         job.succeeds(b)
 
 
+@pytest.mark.thorough
 def test_a_node_that_comes_later_finds_the_coordinator_through_any_address(hosts: Hosts, tmp_path: Path) -> None:
     with ElasticJob(hosts(4), tmp_path, "--nnodes=1:4", *QUICK, "--ft-last-call=1") as job:
         a, b, c = (job.start(host) for host in job.hosts[:3])

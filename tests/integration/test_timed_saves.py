@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from jobs import job
 from processes import Process
 
@@ -21,6 +23,7 @@ def saved(process: Process, start: int, failures: int) -> list[int]:
     return [int(word) for word in words[0].split()]
 
 
+@pytest.mark.thorough
 def test_ranks_save_the_same_steps_and_not_all_of_them(tmp_path: Path) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--ft-snapshot-linger=1")
     run = job(*flags, script=TIMED, args=[tmp_path, "0.5s"])

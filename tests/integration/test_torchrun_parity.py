@@ -258,7 +258,7 @@ TORCHS_OWN = "terminate called without an active exception"
 
 
 @pytest.mark.parametrize("script", TUTORIALS)
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_the_scripts_of_the_elastic_tutorials_run_unchanged(script: str, nodes: int, tmp_path: Path) -> None:
     args, is_done = TUTORIALS[script]
     first, again = tmp_path / "first", tmp_path / "again"  # with what the first left there, it would have nothing to do

@@ -460,12 +460,12 @@ def caught(job: type[Job] = Job, node: type[Node] = Node, *, mutant: str = "", w
         (NoBarrier, "one generation"),
         (NobodyIsAGhost, "one generation"),
         (ChargesLosses, "only failures cost restarts"),
-        (ChargesJoins, "only failures cost restarts"),
+        pytest.param(ChargesJoins, "only failures cost restarts", marks=pytest.mark.thorough),
         (ChargesTheCutOff, "only failures cost restarts"),
         (ForgivesEverything, "failures cost restarts"),
         (NeverGivesUp, "nobody is stuck"),
         (ForgetsGhosts, "nobody is stuck"),
-        (WakesForNothing, "no busy loop"),
+        pytest.param(WakesForNothing, "no busy loop", marks=pytest.mark.thorough),
         (KeepsTheReady, "nobody is stuck"),
         (SaysThingsOnce, "nobody is stuck"),
         (OneIsEnough, "success is earned"),
@@ -560,6 +560,7 @@ def test_a_broken_rule_is_caught(
     assert caught(mutant=name)[1] == invariant
 
 
+@pytest.mark.thorough
 def test_a_floor_that_is_ignored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Member, "clear", property(lambda node: node.report.clear))
     assert caught(mutant="floor")[1]

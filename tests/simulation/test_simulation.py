@@ -17,7 +17,9 @@ BLOCK = 600
 COMMANDS = {command.__name__ for command in get_args(Command)}  # of a node
 
 
-@pytest.mark.parametrize("first", SEEDS[::BLOCK])
+@pytest.mark.parametrize(
+    "first", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.thorough) for seed in SEEDS[BLOCK::BLOCK])]
+)
 def test_every_invariant_holds_after_every_event(first: int) -> None:
     simulations = [run(seed) for seed in range(first, first + BLOCK)]
     # A campaign in which some ending never comes no longer tests what leads to it.

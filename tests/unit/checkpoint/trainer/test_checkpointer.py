@@ -205,6 +205,7 @@ def test_whatever_is_in_a_state_comes_back_as_it_was(checkpointer: Callable[...,
     assert disk.verify(tmp_path / "ck" / "step-00000001") == []
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)  # seconds of work, which may be minutes beside others
 def test_a_hundred_thousand_tiny_tensors(
     checkpointer: Callable[..., Checkpointer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
