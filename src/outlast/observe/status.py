@@ -125,4 +125,6 @@ def _goodput(ledger: LedgerSummary) -> str:
     lost = {state: seconds for state, seconds in ledger.time.items() if state != "productive" and seconds >= 0.05}
     worst = sorted(lost, key=lambda state: -lost[state])[:3]
     told = ", ".join(f"{state} {duration(lost[state])}" for state in worst)
-    return f"{100 * ledger.goodput:.1f} % of {duration(ledger.wall)}" + (f"; {told}" if told else "")
+    away = ledger.time.get("queued", 0.0) + ledger.time.get("suspended", 0.0)
+    ettr = f", {100 * ledger.ettr:.1f} % of its time on nodes" if away >= 1 else ""
+    return f"{100 * ledger.goodput:.1f} % of {duration(ledger.wall)}{ettr}" + (f"; {told}" if told else "")

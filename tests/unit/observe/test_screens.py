@@ -192,3 +192,13 @@ def test_why_tells_of_the_failure_first_and_then_of_a_slow_rank() -> None:
     paragraph = why_paragraph(told, summarize(ledger(told, until=20.0)))
     assert "generation 1: rank 3 on node b failed" in paragraph
     assert paragraph.endswith("Since then: rank 0 on a is 2.0 times slower than the others.")
+
+
+def test_status_tells_goodput_with_and_without_the_queue() -> None:
+    told = [
+        NumberedEvent(1, 0.0, 1, events.JobBegan(generation=0, least=1, most=1, queued=100.0)),
+        NumberedEvent(2, 0.0, 1, events.GenerationFormed(generation=1, nodes=("a",), ranks=4, spares=0, restarts=0)),
+        NumberedEvent(3, 20.0, 1, events.TrainingBegan(generation=1, step=1)),
+    ]
+    (line,) = [row for row in status_lines(view(), summarize(ledger(told, until=100.0))) if "goodput" in row]
+    assert line.endswith("40.0 % of 3 min 20 s, 80.0 % of its time on nodes; queued 1 min 40 s, starting 20 s")
