@@ -47,8 +47,13 @@ def state_of(cluster: SlurmCluster, job: BatchJob) -> Path:
 
 
 def test_a_job_runs_to_its_end_and_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its script may start steps of its own: ours ask for --overlap, and so do not keep them waiting."""
     script = tmp_path / "hello.py"
-    script.write_text("import os\nprint('rank', os.environ['RANK'], 'says', os.environ['WORD'], flush=True)\n")
+    script.write_text(
+        "import os, subprocess\n"
+        "subprocess.run(['srun', '--nodes=1', '--ntasks=1', 'true'], check=True)\n"
+        "print('rank', os.environ['RANK'], 'says', os.environ['WORD'], flush=True)\n"
+    )
     job = submit(cluster, tmp_path, run="hello.py", nodes=2, spares=1, env={"WORD": "it's fine"})
     assert job.wait() == "COMPLETED", job.output
     assert {line for line in job.output.splitlines() if "says" in line} == {
