@@ -192,7 +192,7 @@ def logs(nodes: int, *, seconds: float, rounds: int, deadline: float) -> tuple[l
             following.kill()
             following.wait()
             began = time.monotonic()
-            subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
             took.append(time.monotonic() - began)
     return alone, followed, took
 
