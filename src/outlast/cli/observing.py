@@ -128,7 +128,9 @@ def run(
     except (ValueError, OSError, CoordinatorUnreachable, ObserverRefused) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        print(f"outlast {name}: error: {error}", file=sys.stderr)
+        queued = queue_state(args.slurm) if args.slurm and isinstance(error, CoordinatorUnreachable) else ""
+        which = f"Slurm job {args.slurm} is {queued}: " if queued else ""
+        print(f"outlast {name}: error: {which}{error}", file=sys.stderr)
         return FAILED
 
 

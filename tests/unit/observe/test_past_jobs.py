@@ -132,3 +132,35 @@ def test_settings_of_a_job_are_no_flags_of_who_watches_it(name: str, capsys: pyt
     with pytest.raises(SystemExit, match="0"):
         COMMANDS[name](["--help"])
     assert len(capsys.readouterr().out.splitlines()) < 80
+
+
+def test_a_slurm_job_between_two_starts_is_told_with_its_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / ".outlast" / "slurm" / "7"
+    state.mkdir(parents=True, mode=0o700)
+    state.chmod(0o700)
+    (state / "places").write_text("127.0.0.1:1\n")
+    (state / "token").write_text("a token of these tests")
+    (state / "token").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("outlast.cli.observing.queue_state", lambda _: "PENDING (BeginTime)")
+    _, err = shown(capsys, "status", "--slurm=7", code=1)
+    assert err.startswith("outlast status: error: Slurm job 7 is PENDING (BeginTime): no job answers at 127.0.0.1:1")
+    (state / "token").unlink()
+    _, err = shown(capsys, "status", "--slurm=7", code=1)
+    assert err == "outlast status: error: Slurm job 7 does not run: it is PENDING (BeginTime)\n"
+
+
+def test_a_slurm_job_that_has_failed_is_read_from_its_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / ".outlast" / "slurm" / "7"
+    state.mkdir(parents=True)
+    record = left(tmp_path / "logs") / "bert_12345678" / "events.jsonl"
+    (state / "events.jsonl").write_bytes(record.read_bytes())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("outlast.cli.observing.queue_state", lambda _: "")
+    out, err = shown(capsys, "status", "--slurm=7", code=4)
+    assert out.startswith("job bert: over (too few nodes)")
+    assert err == "outlast status: Slurm job 7 is over\n"
