@@ -31,6 +31,16 @@ class History:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def begun(self, after: float) -> dict[str, float]:
+        """By pod: when the first process that began to train after this time made its first step."""
+        found: dict[str, float] = {}
+        for file in self.folder.glob("*.jsonl"):
+            first = file.open().readline()
+            if first.endswith("\n") and (at := float(json.loads(first)["at"])) > after:
+                pod = str(json.loads(first)["pod"])
+                found[pod] = min(at, found.get(pod, at))
+        return found
+
     def all(self) -> list[TrainedStep]:
         """What every rank has trained, by time. A line that is being written is not there yet."""
         texts = [file.read_text() for file in self.folder.glob("*.jsonl")]
