@@ -59,8 +59,10 @@ class SchedulingPolicy(ResourceSection, frozen=True):
             "queue can take it back without ending the job."
         ),
     ] = "Default"
-    queue: Annotated[str, Meta(description="Its queue: a LocalQueue of Kueue, a Queue of Volcano.")] = ""
-    priority_class: Annotated[str, Meta(description="priorityClassName of the pods, unless the template has one.")] = ""
+    queue: Annotated[str | UnsetType, Meta(description="Its queue: a LocalQueue of Kueue, a Queue of Volcano.")] = UNSET
+    priority_class: Annotated[
+        str | UnsetType, Meta(description="priorityClassName of the pods, unless the template has one.")
+    ] = UNSET
 
 
 class RunPolicy(ResourceSection, frozen=True):
