@@ -7,6 +7,8 @@ from ipaddress import ip_address
 
 import msgspec
 
+from outlast.protocol.roles import TaskRole
+
 
 class Std(IntFlag):
     """Which of a worker's streams; the numbers are torchrun's (`--redirects 3`)."""
@@ -85,3 +87,4 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     logs: Logs = Logs()
     own_token: str = ""  # file of a token that was made for this job alone, for this node to remove at its end
     check_only: bool = False  # nothing is run: nodes are checked, and that is all
+    roles: tuple[TaskRole, ...] = ()  # of a job whose tasks are not alike: nproc is the sum of them

@@ -27,6 +27,7 @@ from outlast.agent.postmortem.verdicts import Judge
 from outlast.agent.processes.guard import Guard
 from outlast.agent.processes.place import Place
 from outlast.agent.processes.ports import StorePorts
+from outlast.agent.processes.role_tasks import RoleTasks
 from outlast.agent.processes.runner import WorkerRunner
 from outlast.agent.processes.worker_requests import WorkerRequests
 from outlast.agent.signals import AgentSignals
@@ -101,12 +102,28 @@ class Agent:
             found=lambda findings: driver.feed(Examined(findings)),
         )
         self._requests = WorkerRequests(lambda visitor, question: driver.feed(Inquired(visitor, question)))
-        self._monitor = Monitor(place.name, launch.nproc, settings, driver, self._tasks, rung=self._keeper.look)
+        roles = RoleTasks(launch) if launch.roles else None
+        self._monitor = Monitor(
+            place.name,
+            launch.nproc,
+            settings,
+            driver,
+            self._tasks,
+            rung=self._keeper.look,
+            trainers=roles.table.trainers if roles is not None else None,
+        )
         judge = Judge(
             settings.signatures, rulebook.read(settings.failover_rules), coordinator_port=launch.endpoint.port
         )
         self._inquest = Investigation(
-            place.name, launch.job, judge, extension, disk=logs.disk, feed=driver.feed, tasks=self._tasks
+            place.name,
+            launch.job,
+            judge,
+            extension,
+            disk=logs.disk,
+            feed=driver.feed,
+            tasks=self._tasks,
+            names=roles.names if roles is not None else (),
         )
         self._runner = WorkerRunner(
             driver,
@@ -120,6 +137,7 @@ class Agent:
             in_place_timeout=settings.in_place_timeout,
             offer=self._offer,
             ending=lambda: self._signals.for_workers,
+            roles=roles,
         )
 
     def _line_to_other_keepers(self, settings: Settings) -> Line | None:

@@ -54,6 +54,10 @@ class Board:
         """How far a worker has come; None: it has made no step yet."""
         return self._slots[slot].totals()
 
+    def renew(self, slot: int) -> None:
+        """Another process takes the place of a worker that has ended: its start-up counts from now."""
+        self._slots[slot].renew()
+
     def last_words(self, slot: int) -> LastWords | None:
         """The exception that a worker has ended with, or is about to."""
         return self._slots[slot].last_words()

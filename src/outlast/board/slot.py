@@ -115,13 +115,22 @@ class BoardSlot:
         holder = self.words[PID]
         if holder not in (0, os.getpid()) and _alive(holder):
             return False
-        for word in (BEATS, BEAT_AT, STEP, STEP_AT, *range(BOUNDARIES, RESERVED), *range(ENTRIES.start, END)):
-            self.words[word] = 0  # of the program that this process was before an exec
-        self.words[NAMES] = self.words[RESERVED]
-        self.memory[WORDS_FROM] = 0
+        self._clean()  # of the program that this process was before an exec
         self.words[ATTACHED_AT] = time.monotonic_ns()
         self.words[PID] = os.getpid()
         return True
+
+    def renew(self) -> None:
+        """Of the agent: nobody has it."""
+        self._clean()
+        self.words[PID] = self.words[ATTACHED_AT] = 0
+        self.words[BORN_AT] = time.monotonic_ns()
+
+    def _clean(self) -> None:
+        for word in (BEATS, BEAT_AT, STEP, STEP_AT, *range(BOUNDARIES, RESERVED), *range(ENTRIES.start, END)):
+            self.words[word] = 0
+        self.words[NAMES] = self.words[RESERVED]
+        self.memory[WORDS_FROM] = 0
 
     def name(self, number: int) -> str:
         """The section name of this number."""

@@ -197,7 +197,12 @@ def _add_torchrun(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -
     value("--monitor-interval", 0.1, "Taken and not needed: nothing is polled.", type=float)
     value("--start-method", "spawn", "Taken and not needed.", choices=["spawn", "fork", "forkserver"])
     value("--event-log-handler", "null", "Name of a registered event logging handler.")
-    value("--role", "default", "Role of the workers, as logs name it.")
+    value(
+        "--role",
+        "default",
+        "Role of the workers, as logs name it; NAME=COUNT[,OPTION=VALUE…] adds a role with tasks of its own.",
+        action=RoleAction,
+    )
     switch("--module", "Run the script as a module, as python -m does.", short=("-m",))
     switch("--no-python", "Run the script as a program of its own, without python.")
     switch("--run-path", "Run the script, given as an absolute path, with runpy.run_path.")
@@ -226,6 +231,22 @@ def _add_torchrun(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -
         type=str,
         help="Bind each worker to CPUs near its GPU.",
     )
+
+
+class RoleAction(argparse.Action):
+    """`--role trainer` is torchrun's; each `--role worker=2` is one role of a job whose tasks are not alike."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        value: Any,
+        _flag: str | None = None,
+    ) -> None:
+        if "=" in value:
+            namespace.roles = [*getattr(namespace, "roles", []), value]
+        else:
+            namespace.role = value
 
 
 def _is_flag(arg: str) -> bool:

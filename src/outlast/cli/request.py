@@ -23,7 +23,9 @@ from outlast.checks.accelerator import reference_of
 from outlast.cli.endpoints import C10D_PORT, endpoint_of, host_of
 from outlast.cli.flags import STATIC_PORT, given_settings, parser
 from outlast.cli.meeting import meet_in_step, own_token, with_token
+from outlast.cli.roles import roles_of
 from outlast.launch import Endpoint, Launch, Logs, Std
+from outlast.protocol.roles import TaskRole
 from outlast.settings.loading import Loaded, load
 from outlast.settings.values import nearest, truth
 from outlast.signatures import catalogue
@@ -96,7 +98,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         endpoint, host = Endpoint("127.0.0.1", 0), True
     if endpoint.port == 0 and is_host is False:
         raise ValueError("--rdzv-conf is_host=0 needs a port in --rdzv-endpoint at which another node listens")
-    nproc = nproc_of(args.nproc_per_node, environ)
+    roles = _roles(args, high, environ)
+    nproc = sum(role.count for role in roles) or nproc_of(args.nproc_per_node, environ)
     launch = Launch(
         job=job,
         min_nodes=low,
@@ -117,11 +120,31 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         virtual_local_rank=args.virtual_local_rank,
         numa_binding=args.numa_binding,
         event_log_handler=_event_log_handler(args.event_log_handler),
-        omp_default=nproc > 1 and "OMP_NUM_THREADS" not in environ,
+        omp_default=nproc > 1 and not roles and "OMP_NUM_THREADS" not in environ,
         logs=_logs(args, environ),
         own_token=own_token(loaded, step),
+        roles=roles,
     )
     return launch, loaded
+
+
+def _roles(args: argparse.Namespace, high: int, environ: Mapping[str, str]) -> tuple[TaskRole, ...]:
+    texts = getattr(args, "roles", [])
+    if not texts:
+        return ()
+    if high > 1:
+        raise ValueError(f"--role NAME=COUNT runs all tasks on one node; drop --nnodes={args.nnodes}")
+    if args.nproc_per_node != "1":
+        raise ValueError("--role NAME=COUNT says how many tasks there are; drop --nproc-per-node")
+    for flag in ("numa_binding", "virtual_local_rank"):
+        if getattr(args, flag):
+            raise ValueError(f"--{flag.replace('_', '-')} is for workers that are alike; drop it, or --role NAME=COUNT")
+
+    def command_of(words: Sequence[str]) -> tuple[str, ...]:
+        asked = argparse.Namespace(**{**vars(args), "training_script": words[0], "training_script_args": words[1:]})
+        return _command(asked, environ)
+
+    return roles_of(texts, command_of)
 
 
 def _event_log_handler(name: str) -> str:

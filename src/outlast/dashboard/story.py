@@ -39,6 +39,7 @@ _TONES: dict[type, str] = {
     events.NodeKept: WARN,
     events.NodeLetBack: CHANGE,
     events.WorkerFailed: FAULT,
+    events.TaskRelaunched: WARN,
     events.Restarting: WARN,
     events.HangNamed: FAULT,
 }
@@ -109,6 +110,11 @@ def _(event: events.WorkerFailed) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 @_about.register
 def _(event: events.Restarting) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    return (event.failure.node,), (event.failure.rank,)
+
+
+@_about.register
+def _(event: events.TaskRelaunched) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return (event.failure.node,), (event.failure.rank,)
 
 

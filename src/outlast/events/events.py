@@ -185,6 +185,20 @@ class WorkerFailed(_JobEvent, frozen=True, tag="worker failed"):
     ago: float = 0.0  # seconds before this event: when it happened, or when the rank that hung last moved
 
 
+class TaskRelaunched(_JobEvent, frozen=True, tag="task relaunched"):
+    """A task of a job with roles failed and was started again; tasks of other roles went on."""
+
+    task: str  # its slot, as `worker-0`
+    life: int  # of the new process
+    failure: FailedRank
+    used: int  # restarts of its role, in this generation
+    allowed: int
+    memory: int = 0  # bytes that the new process may use; 0: no limit
+    more_memory: bool = False  # which is more than the one before had
+    trains: bool = False  # no steps are made without it
+    ago: float = 0.0  # seconds before this event: when it failed
+
+
 class Restarting(_JobEvent, frozen=True, tag="restarting"):
     """The job is tried again after a failure."""
 
@@ -309,6 +323,7 @@ JobEvent = (
     | NodeKept
     | NodeLetBack
     | WorkerFailed
+    | TaskRelaunched
     | Restarting
     | HangNamed
     | StragglerChanged

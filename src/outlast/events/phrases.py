@@ -24,3 +24,15 @@ def listed(names: Sequence[str], most: int = NAMES_SHOWN) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def amount(size: int) -> str:
+    """Bytes in the largest unit that they fill.
+
+    >>> amount(4 << 30), amount(1536 << 20), amount(512)
+    ('4 GiB', '1.5 GiB', '512 B')
+    """
+    for unit, bits in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << bits:
+            return f"{size / (1 << bits):.4g} {unit}"
+    return f"{size} B"

@@ -27,6 +27,7 @@ class FailedRank(_Reason, frozen=True, tag="rank failed"):
     title: Prose = ""  # of that cause
     step: int | None = None  # the last one that it made
     said: Prose = ""  # the exception's message, or its beginning
+    task: str = ""  # of a job with roles: which one, as `worker-0`
 
 
 class LostNode(_Reason, frozen=True, tag="node lost"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import singledispatch
 
 from outlast.events import events, reasons
-from outlast.events.phrases import NAMES_SHOWN, count, listed
+from outlast.events.phrases import NAMES_SHOWN, amount, count, listed
 
 BRIEF = 200  # characters of why a node is excluded
 
@@ -36,7 +36,7 @@ def sentence(event: object) -> str:
 
 @why.register
 def _(failed: reasons.FailedRank) -> str:
-    who, code = f"rank {failed.rank} on node {failed.node}", failed.exit_code
+    who, code = f"{failed.task or f'rank {failed.rank}'} on node {failed.node}", failed.exit_code
     if failed.hung:
         return f"{who} hung"  # where and how long was said when it was found
     # Ended together with another, it may have been stopped for that one while it was still telling of its own end.
@@ -267,6 +267,14 @@ def _(back: events.NodeLetBack) -> str:
 def _(failed: events.WorkerFailed) -> str:
     more = f" ({count(failed.followers, 'failure')} followed from it)" if failed.followers else ""
     return f"generation {failed.generation}: {diagnosed(failed.failure)}{more}"
+
+
+@sentence.register
+def _(again: events.TaskRelaunched) -> str:
+    memory = f", with {amount(again.memory)} of memory" if again.more_memory else ""
+    number = f"restart {again.used} of {again.allowed} of its role"
+    done = f"started again as life {again.life}{memory} ({number})"
+    return f"generation {again.generation}: {diagnosed(again.failure)}; {done}"
 
 
 @sentence.register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from outlast.jobs.spec import JobSpec, Resources, SlurmOptions, expects, variable_name
+from outlast.jobs.spec import ROLE_NAME, JobSpec, Resources, RoleSpec, SlurmOptions, expects, variable_name
 from outlast.settings.loading import checked
 from outlast.settings.settings import SETTINGS
 from outlast.settings.values import nearest, spelled
@@ -68,6 +69,8 @@ def parse(content: object) -> JobSpec:
     if mistakes:
         raise BadJobFile(mistakes)
     spec = msgspec.convert(_plain(content), JobSpec)
+    if spec.roles and (spec.nodes != "1" or spec.spares or spec.processes != "1"):
+        raise BadJobFile(["roles say how many tasks there are, all on one node: leave out nodes, spares and processes"])
     if spec.least_nodes > spec.training_nodes:
         raise BadJobFile([f"nodes must have the lower number first, not {spec.nodes}"])
     return spec
@@ -87,6 +90,9 @@ def _mistakes(kind: type[msgspec.Struct], content: Mapping[Any, object], above: 
                 yield from _mistakes(SECTIONS[name], value, f"{name}.")
             else:
                 yield f"{name} must be {expects(kind, name)}, not {_shown(value)}"
+        elif name == "roles" and isinstance(value, Mapping):
+            for role, options in value.items():
+                yield from _wrong_role(str(role), options)
         elif name == "env" and isinstance(value, Mapping):
             yield from _wrong_variables(value)
         elif name != "settings" or not isinstance(value, Mapping):
@@ -94,6 +100,15 @@ def _mistakes(kind: type[msgspec.Struct], content: Mapping[Any, object], above: 
                 msgspec.convert(_texts(value, fields[name].type), fields[name].type)
             except msgspec.ValidationError:
                 yield f"{above}{name} must be {expects(kind, name)}, not {_shown(value)}"
+
+
+def _wrong_role(name: str, options: object) -> Iterator[str]:
+    if not re.fullmatch(ROLE_NAME, name):
+        yield f"roles: {name!r} cannot be the name of a role: use small letters, digits and dashes, at most 32"
+    elif isinstance(options, Mapping):
+        yield from _mistakes(RoleSpec, options, f"roles.{name}.")
+    else:
+        yield f"roles.{name} must be names with values, as `count: 2`, not {_shown(options)}"
 
 
 def _wrong_variables(variables: Mapping[Any, object]) -> Iterator[str]:
@@ -123,6 +138,12 @@ def _plain(content: Mapping[Any, Any]) -> dict[str, Any]:
     """As the struct wants it: YAML gives numbers where texts are meant, as in `nodes: 2` and `args: [--steps, 400]`."""
     kinds = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}
     plain = {name: _texts(value, kinds[name]) for name, value in content.items()}
+    if "roles" in plain:
+        own = {field.encode_name: field.type for field in msgspec.structs.fields(RoleSpec)}
+        plain["roles"] = {
+            str(role): {name: _texts(value, own[name]) for name, value in options.items()}
+            for role, options in plain["roles"].items()
+        }
     if "env" in plain:
         plain["env"] = {str(name): spelled(value) for name, value in plain["env"].items()}
     if "settings" in plain:

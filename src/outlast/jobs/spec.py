@@ -9,6 +9,8 @@ import msgspec
 
 PLATFORMS = ("local", "slurm", "kubernetes", "ray")
 NODES = r"^[1-9][0-9]{0,5}(:[1-9][0-9]{0,5})?$"
+ROLE_NAME = r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?"
+MEMORY = r"^([0-9]+(K|M|G|T)iB)?$"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
@@ -22,15 +24,43 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     cpus: Annotated[int, _field("CPUs per node.", "a whole number, 0 or more", ge=0)] = 0
     gpus: Annotated[int, _field("GPUs per node.", "a whole number, 0 or more", ge=0)] = 0
-    memory: Annotated[
-        str, _field("Memory per node.", "an amount such as 64GiB or 500MiB", pattern=r"^([0-9]+(K|M|G|T)iB)?$")
-    ] = ""
+    memory: Annotated[str, _field("Memory per node.", "an amount such as 64GiB or 500MiB", pattern=MEMORY)] = ""
     time: Annotated[
         str,
         _field(
             "How long the job may run.",
             "a time such as 12:00:00 or 2-00:00:00, in quotes",
             pattern=r"^(([0-9]+-)?[0-9]{1,3}:[0-9]{2}:[0-9]{2})?$",
+        ),
+    ] = ""
+
+
+class RoleSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One role of a job whose tasks are not alike. What is not given follows from its name (docs/roles.md)."""
+
+    count: Annotated[int, _field("Tasks of this role.", "a whole number, 1 to 4096", ge=1, le=4096)] = 1
+    run: Annotated[str, _field("Its own script, module or program; empty: the job's.", "text")] = ""
+    args: Annotated[tuple[str, ...], _field("Arguments of its own `run`.", "a list of texts")] = ()
+    restart: Annotated[
+        Literal["task", "role", "job", ""],
+        _field("Who restarts when one of its tasks fails.", "one of task, role, job"),
+    ] = ""
+    restarts: Annotated[
+        int | None,
+        _field("How often its tasks restart by themselves in one generation; 3.", "a whole number, 0 or more"),
+    ] = None
+    ends: Annotated[
+        bool | None, _field("Whether the job is over when all tasks of such roles have finished.", "true or false")
+    ] = None
+    memory: Annotated[
+        str, _field("Memory that a task may use.", "an amount such as 4GiB or 500MiB", pattern=MEMORY)
+    ] = ""
+    max_memory: Annotated[
+        str,
+        _field(
+            "How far `memory` is doubled when a task is killed for want of it; empty: four times.",
+            "an amount such as 16GiB",
+            pattern=MEMORY,
         ),
     ] = ""
 
@@ -129,6 +159,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             pattern=r"^([0-9]{1,4}|auto|cpu|gpu|xpu)$",
         ),
     ] = "1"
+    roles: Annotated[
+        dict[str, RoleSpec],
+        _field("Roles of a job whose tasks are not alike, by name (roles.md).", "names with their options"),
+    ] = {}
     max_restarts: Annotated[
         int, _field("How often failed workers are restarted.", "a whole number, 0 or more", ge=0, le=2**31 - 1)
     ] = 3

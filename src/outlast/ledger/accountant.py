@@ -13,7 +13,7 @@ from outlast.events.events import JobEvent
 from outlast.events.reasons import EndReason
 from outlast.events.sentences import whys
 from outlast.ledger.book import Book, Span
-from outlast.ledger.faults import Fault, explains, fault_of, is_planned, named
+from outlast.ledger.faults import RELAUNCHED, Fault, explains, fault_of, is_planned, named
 from outlast.ledger.states import RUNNING, SECOND, LedgerState
 from outlast.ledger.steps import StepHistory
 
@@ -394,6 +394,23 @@ class Accountant:
     def _(self, event: events.WorkerFailed) -> None:
         if self._fault:
             self._name_root(event.failure, event.ago)
+
+    @_on.register
+    def _(self, event: events.TaskRelaunched) -> None:
+        """Where the task trains, the job waits for it; else the others go on, and it costs nothing."""
+        if event.generation != self.generation or self._state not in RUNNING:
+            return
+        number = len(self.faults) + 1
+        at = max(self.began or 0, self.now - _ns(event.ago))
+        fault = fault_of(number, event.generation, event.failure, at=at, noticed=self.now)
+        fault = replace(fault, kind=RELAUNCHED)
+        if not event.trains:
+            self.faults.append(replace(fault, ended=self.now, recovered=True))
+            return
+        self._since(event.ago, LedgerState.DETECTING, number)
+        self._new_fault(fault)
+        self._trains = False
+        self._go(LedgerState.STARTING, number)
 
     @_on.register
     def _(self, event: events.JobOver) -> None:

@@ -8,6 +8,7 @@ from outlast.events import reasons
 from outlast.events.reasons import EndReason
 from outlast.events.sentences import why
 
+RELAUNCHED = "task relaunched"  # a fault of one task, which the other roles outlived
 STARTED = "job start"  # what costs time before anything could go wrong
 
 # A later reason of this kind explains an earlier failure: the worker was the victim of its node or coordinator.
@@ -79,7 +80,7 @@ def named(reason: EndReason) -> tuple[str, str, str]:
     kind = str(reason.__struct_config__.tag)
     if isinstance(reason, reasons.FailedRank):
         kind = "hang" if reason.hung else kind
-        return kind, reason.cause or kind, f"rank {reason.rank} on {reason.node}"
+        return kind, reason.cause or kind, f"{reason.task or f'rank {reason.rank}'} on {reason.node}"
     if isinstance(reason, reasons.RankRequest):
         return kind, kind, f"rank {reason.rank} on {reason.node}"
     nodes = getattr(reason, "nodes", ())

@@ -14,11 +14,14 @@ from outlast.events.events import (
     NodeExcluded,
     NodeKept,
     Restarting,
+    TaskRelaunched,
     WorkerFailed,
 )
 from outlast.events.phrases import count
+from outlast.events.sentences import sentence, why
 from outlast.events.stacks import stack_lines
 from outlast.ledger.accountant import TimedEvent
+from outlast.ledger.faults import RELAUNCHED
 from outlast.ledger.summary import FaultCost, LedgerSummary
 from outlast.observe.words import duration, moment
 
@@ -32,11 +35,13 @@ def why_paragraph(events: Sequence[TimedEvent], ledger: LedgerSummary) -> str:
     if cost is None:
         return ""
     fault = cost.fault
+    during = [each for each in events if each.event.generation == fault.generation]
+    if fault.kind == RELAUNCHED:
+        return " ".join([f"{moment(fault.at / NS)}, {_ended(_relaunched(during, cost))}", _price(cost)])
     told = [f"{moment(fault.at / NS)}, generation {fault.generation}: {_ended(fault.text)}"]
     if fault.kind == STRAGGLER:
         lasts = "It still is." if fault.ended is None else f"That lasted {duration((fault.ended - fault.at) / NS)}."
         return " ".join([*told, lasts, _price(cost)])
-    during = [each for each in events if each.event.generation == fault.generation]
     told += _evidence(during)
     told += _done(events, during, fault.generation)
     told.append(_price(cost))
@@ -48,6 +53,13 @@ def _last(ledger: LedgerSummary) -> FaultCost | None:
     unplanned = [cost for cost in ledger.faults if not cost.fault.planned]
     worse = [cost for cost in unplanned if cost.fault.kind != STRAGGLER]
     return next(reversed(worse or unplanned), None)
+
+
+def _relaunched(during: Sequence[TimedEvent], cost: FaultCost) -> str:
+    """The last task that was started again at that place."""
+    again = [each.event for each in during if isinstance(each.event, TaskRelaunched)]
+    same = [each for each in again if why(each.failure) == cost.fault.text]
+    return sentence(same[-1]) if same else cost.fault.text
 
 
 def why_fields(events: Sequence[TimedEvent], ledger: LedgerSummary) -> dict[str, Any] | None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from outlast.events.phrases import count, listed
+from outlast.events.phrases import amount, count, listed
 from outlast.events.sentences import why
 from outlast.ledger.summary import LedgerSummary
 from outlast.observe.health import JobHealth, complaints, health_of
 from outlast.observe.past import NO_END, JobRecord
 from outlast.observe.words import duration, moment
+from outlast.protocol.roles import TaskReport
 from outlast.protocol.views import JobView
 
 
@@ -24,6 +25,7 @@ def status_lines(view: JobView, ledger: LedgerSummary | None) -> list[str]:
     if view.changes:
         rows.append(("planned", "; ".join(why(change) for change in view.changes)))
     rows.append(("restarts", f"{view.restarts} of {view.allowed}"))
+    rows += [("task", _task(task)) for task in view.tasks]
     rows += [("excluded", _excluded(place, text, left)) for place, text, left in _exclusions(view)]
     if view.last_fault is not None:
         rows.append(("last fault", why(view.last_fault)))
@@ -111,6 +113,11 @@ def _nodes(view: JobView) -> str:
     hosted = f"; the coordinator is on {view.hosted_by}" if view.hosted_by and view.most > 1 else ""
     gone = [node.name for node in view.nodes if node.member and not node.connected]
     return f"{view.here} here of {bounds}{wanted}{spares}{hosted}" + (f"; missing: {listed(gone)}" if gone else "")
+
+
+def _task(task: TaskReport) -> str:
+    memory = f", {amount(task.memory)} of memory" if task.memory else ""
+    return f"{task.name}: {task.state}, life {task.life}{memory}"
 
 
 def _exclusions(view: JobView) -> list[tuple[str, str, float | None]]:

@@ -100,3 +100,4 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     decided: Reason = ""  # by what, if not by default
     pending: bool = False  # the user's extension has not answered yet
     idle: Time = 0.0  # seconds that it had not moved, if it was ended because it hung
+    task: Name = ""  # of a job with roles: which one, as `worker-0`

@@ -12,11 +12,14 @@ from outlast.protocol.fields import LONGEST_PATH, Address, Count, Finite, Name, 
 from outlast.protocol.generations import Assignment, Halted
 from outlast.protocol.hangs import Measures, Overdue
 from outlast.protocol.paces import Training
+from outlast.protocol.roles import Relaunch, TaskReport
 from outlast.protocol.shards import Hands
 from outlast.protocol.snapshots import Held
 from outlast.protocol.succession import Charter, Successor, Term
 
-PROTOCOL = 6  # agents and coordinators of different numbers refuse each other, with a clear line
+PROTOCOL = 7  # agents and coordinators of different numbers refuse each other, with a clear line
+
+MOST_RELAUNCHES = 16  # in one report
 
 
 class State(str, Enum):
@@ -76,6 +79,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     held: Annotated[tuple[Held, ...], msgspec.Meta(max_length=64)] | None = None  # None: as it said before
     stride: Count = 1  # that this node can keep up with
     training: Training | None = None  # in the newest generation that was started here; None: no step was made
+    tasks: Annotated[tuple[TaskReport, ...], msgspec.Meta(max_length=4096)] | None = None  # None: as it said before
+    relaunched: Annotated[tuple[Relaunch, ...], msgspec.Meta(max_length=MOST_RELAUNCHES)] = ()  # that are news
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):

@@ -7,6 +7,7 @@ import msgspec
 from outlast.events.events import Ending
 from outlast.events.reasons import ChangeReason, EndReason, FailedRank
 from outlast.protocol.paces import Pace
+from outlast.protocol.roles import TaskReport
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -71,3 +72,4 @@ class JobView(msgspec.Struct, frozen=True):
     ranks: int = 0
     hosted_by: str = ""  # the node that hosts the coordinator; empty: one that has left
     progress: Pace | None = None  # of rank 0, as it last told in this generation
+    tasks: tuple[TaskReport, ...] = ()  # of a job with roles

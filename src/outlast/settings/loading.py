@@ -23,12 +23,16 @@ OWN_VARIABLES = frozenset(
         CFG_PATH,
         "OUTLAST_ARENA",
         "OUTLAST_BOARD",
+        "OUTLAST_CLUSTER",
         "OUTLAST_CHECK",
         "OUTLAST_DESK",
         "OUTLAST_GENERATION",
+        "OUTLAST_LIFE",
         "OUTLAST_NODE",
         "OUTLAST_PARTNER",
         "OUTLAST_PROBE",
+        "OUTLAST_ROLE",
+        "OUTLAST_TASK",
         "OUTLAST_WORKER_GROUP",
     }
 )

@@ -12,7 +12,7 @@ from outlast.events.sentences import sentence, why
 
 MISSING = "opentelemetry-sdk is not installed: pip install 'outlast[otel]'"
 LONGEST = 1000  # characters of a text
-_FAILURES = (events.WorkerFailed, events.HangNamed, events.NodeLost, events.QuorumMissing)
+_FAILURES = (events.WorkerFailed, events.TaskRelaunched, events.HangNamed, events.NodeLost, events.QuorumMissing)
 
 
 class EventSpans:

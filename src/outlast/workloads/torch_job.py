@@ -16,7 +16,7 @@ from outlast.workloads.workload import Attachments, Preload, Workload
 
 # Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error file and
 # board belong to whoever started the launcher. A worker's error file is named when its logs are opened.
-_WITHHELD = (
+WITHHELD = (
     *("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_DESK", "OUTLAST_IN_PLACE", "OUTLAST_PARTNER", "OUTLAST_STEP_HOOK"),
     *("OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE"),
 )
@@ -30,6 +30,11 @@ _OF_ONE_WORKER = (
 _TORCH_USERS = re.compile(
     r"^(import|from) (torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|megatron)\b", re.MULTILINE
 )
+
+
+def is_our_python(command: tuple[str, ...]) -> bool:
+    """Whether it runs a script under the interpreter that we run in ourselves."""
+    return command[:2] == (sys.executable, "-u")
 
 
 class TorchWorkload(Workload):
@@ -94,7 +99,7 @@ class TorchWorkload(Workload):
 
     def shared_environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """What all workers have in common: much of it is read by libraries just once, in the zygote."""
-        left_out = (*_WITHHELD, *_OF_ONE_WORKER)
+        left_out = (*WITHHELD, *_OF_ONE_WORKER)
         environment = {name: value for name, value in base.items() if name not in left_out}
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         if self._launch.omp_default:
@@ -104,7 +109,7 @@ class TorchWorkload(Workload):
     def preload(self, base: Mapping[str, str]) -> Preload | None:
         """For workers that are Python scripts under the interpreter that we run in ourselves."""
         launch, settings = self._launch, self._settings
-        plain = launch.command[:2] == (sys.executable, "-u") and launch.numa_binding is None
+        plain = is_our_python(launch.command) and launch.numa_binding is None
         if not settings.warm_start or not plain:
             return None
         modules = [name.strip() for name in settings.warm_preload.split(",") if name.strip()]
@@ -114,7 +119,7 @@ class TorchWorkload(Workload):
     @property
     def hooked(self) -> bool:
         """Whether its interpreter is ours, and the optimizer's steps are to be counted."""
-        return self._settings.step_hook and self._launch.command[:2] == (sys.executable, "-u")
+        return self._settings.step_hook and is_our_python(self._launch.command)
 
 
 def _uses_torch(script: Path) -> bool:

@@ -18,6 +18,8 @@ class Attachments(msgspec.Struct, frozen=True, kw_only=True):
     partner: str = ""  # the host that gets copies of them
     in_place: str = ""  # where it says that it can be restarted in place (`agent/processes/in_place.py`)
     requests: str = ""  # where it asks for shards (`agent/processes/worker_requests.py`)
+    addresses: tuple[str, ...] = ()  # of a job with roles: where each task listens, HOST:PORT, by local rank
+    life: int = 1  # likewise: the number of its process
 
 
 class Preload(msgspec.Struct, frozen=True):

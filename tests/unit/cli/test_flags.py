@@ -171,6 +171,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
             continue
         values = st.sampled_from(action.choices) if action.choices else VALUES.get(action.type, WORDS)
         value = draw(values)
+        if option == "--role":
+            value = value.replace("=", "-")  # NAME=COUNT is ours
         argv += [f"{option}={value}"] if option.startswith("--") and draw(st.booleans()) else [option, value]
     return [*argv, "train.py", *draw(st.lists(WORDS, max_size=3))]
 

@@ -17,7 +17,7 @@ PACKAGE = Path(importlib.util.find_spec("outlast").origin).parent  # type: ignor
 ALLOWED = {
     "system": set(),
     "settings": set(),
-    "launch": set(),
+    "launch": {"protocol"},
     "console": {"system"},
     "log": {"console"},
     "board": {"system"},

@@ -56,6 +56,18 @@ def test_the_example_can_be_read_and_runs_beside_itself() -> None:
             "resources.time must be a time such as 12:00:00 or 2-00:00:00, in quotes, not 60",
         ),
         ({"slurm": {"partion": "a"}}, "unknown name slurm.partion; did you mean partition?"),
+        ({"roles": {"worker": {"cuont": 2}}}, "unknown name roles.worker.cuont; did you mean count?"),
+        ({"roles": {"worker": {"restart": "all"}}}, "roles.worker.restart must be one of task, role, job, not 'all'"),
+        ({"roles": {"worker": 2}}, "roles.worker must be names with values, as `count: 2`, not 2"),
+        (
+            {"roles": {"Worker": {}}},
+            "roles: 'Worker' cannot be the name of a role: use small letters, digits and dashes, at most 32",
+        ),
+        ({"roles": ["worker"]}, "roles must be names with their options, not ['worker']"),
+        (
+            {"roles": {"worker": {}}, "nodes": 2},
+            "roles say how many tasks there are, all on one node: leave out nodes, spares and processes",
+        ),
         ({"settings": {"node_timout": 3}}, "settings: unknown setting 'node_timout'; did you mean node_timeout?"),
         ({"settings": {"tls": "perhaps"}}, "settings.tls must be true or false, not 'perhaps'"),
         ({"settings": {"token": "x" * 20}}, "settings.token: leave it out: each job gets one of its own"),
@@ -100,3 +112,20 @@ def test_settings_become_flags_of_the_run() -> None:
     flags = run_arguments(spec)
     assert {"--ft-node-timeout=5.0", "--ft-tls=true", "--log-dir=logs", "--module"} <= set(flags)
     assert flags[-1] == "train.py"
+
+
+def test_roles_become_flags_with_what_is_given_and_nothing_else() -> None:
+    roles = {
+        "chief": {"memory": "4GiB", "max_memory": "8GiB"},
+        "worker": {"count": 2, "restarts": 0},
+        "reward": {"run": "reward.py", "args": ["--batch", 4], "restart": "role", "ends": False},
+    }
+    spec = parse({**LEAST, "roles": roles, "max_restarts": 5})
+    assert run_arguments(spec) == [
+        "run",
+        "--max-restarts=5",
+        *("--role", "chief=1,memory=4GiB,max-memory=8GiB"),
+        *("--role", "worker=2,restarts=0"),
+        *("--role", "reward=1,restart=role,ends=no,run=reward.py --batch 4"),
+        "train.py",
+    ]

@@ -317,3 +317,32 @@ def test_every_reason_has_a_name_and_a_place(kind: type[reasons.EndReason]) -> N
     reason = msgspec.convert(values, kind, strict=False) if "saved" not in values else kind((), reasons.Saved.ALL)
     told = story(*TRAINS, (50.0, events.GenerationEnding(generation=1, reason=reason)), (60.0, over(1)))
     assert told.faults[-1].fault.kind
+
+
+def relaunched(task: str, *, trains: bool, ago: float = 0.0) -> JobEvent:
+    failed = reasons.FailedRank("a", 0, -9, cause="killed", task=task)
+    return events.TaskRelaunched(
+        generation=1, task=task, life=2, failure=failed, used=1, allowed=3, trains=trains, ago=ago
+    )
+
+
+def test_a_task_that_restarts_while_the_others_go_on_costs_nothing_and_is_told() -> None:
+    told = story(*TRAINS, (20.0, relaunched("worker-0", trains=False)), (110.0, over(1)))
+    assert told.time["productive"] == 100.0
+    (cost,) = told.faults
+    assert (cost.fault.place, cost.fault.recovered, cost.seconds) == ("worker-0 on a", True, 0.0)
+
+
+def test_without_the_task_that_trains_the_job_waits_and_makes_steps_again() -> None:
+    told = story(
+        *TRAINS,
+        (20.0, events.TrainingProgress(generation=1, step=11)),
+        (20.5, relaunched("chief-0", trains=True, ago=0.5)),
+        (25.0, events.TrainingBegan(generation=1, step=7, restore=1.0)),
+        (110.0, over(1)),
+    )
+    (cost,) = told.faults
+    assert (cost.fault.place, cost.fault.recovered, cost.fault.steps_lost) == ("chief-0 on a", True, 5)
+    assert told.time["detecting"] == 0.5
+    assert told.time["restoring"] == 2.0
+    assert told.time["redone"] > 0

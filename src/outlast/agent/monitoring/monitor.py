@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from outlast.agent.driver import NodeDriver
 from outlast.agent.monitoring.hangs import HangOwner, Hangs
@@ -41,8 +41,10 @@ class Monitor:
         tasks: Tasks,
         *,
         rung: Callable[[], None],
+        trainers: Sequence[int] | None = None,
     ) -> None:
         self._node, self._nproc, self._settings = node, nproc, settings
+        self._trainers = range(nproc) if trainers is None else trainers  # whose steps are the job's
         self._driver, self._tasks = driver, tasks
         self._rung = rung
         self._limits = Limits.of(settings)
@@ -93,7 +95,7 @@ class Monitor:
         self._training = TrainingLooks(
             watch.totals,
             generation=assignment.generation,
-            nproc=self._nproc,
+            ranks=self._trainers,
             every=interval(assignment.group_world_size),
             tell=lambda training: self._driver.feed(Trained(training)),
         )
@@ -115,11 +117,23 @@ class Monitor:
             self._watch.close()
             self._watch = None
 
+    @property
+    def watch(self) -> Watch | None:
+        """The board of the workers that are watched."""
+        return self._watch
+
     def exited(self, local_rank: int) -> bool:
         """A worker has ended. Returns whether it was ended for a hang: then its failure has been told."""
         if self._watch is not None:
             self._watch.exited(local_rank)  # before it counts as a failure: it may have said what to do about it
         return self._hangs is not None and local_rank in self._hangs.ended
+
+    def readmit(self, local_rank: int) -> None:
+        """Another process takes the place of one that has ended."""
+        if self._watch is not None:
+            self._watch.readmit(local_rank)
+        if self._training is not None and local_rank in self._trainers:
+            self._training.restart()
 
     def stepped(self, local_rank: int) -> bool:
         """Whether this worker has made a step in its generation."""

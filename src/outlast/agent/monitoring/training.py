@@ -1,6 +1,8 @@
 """How far the workers of a generation have come, for the job's ledger: a look at the board now and then.
 
-    looks = TrainingLooks(totals=watch.totals, generation=1, nproc=8, every=1.0, tell=…); looks.look(); looks.close()
+    looks = TrainingLooks(totals=watch.totals, generation=1, ranks=range(8), every=1.0, tell=…)
+    looks.look()
+    looks.close()
 
 The first step rings the bell, so it is told at once; the rest rides on reports that are sent anyway.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from outlast.board.readings import Totals
 from outlast.protocol.paces import Training
@@ -45,13 +47,14 @@ class TrainingLooks:
         totals: Callable[[int], Totals | None],
         *,
         generation: int,
-        nproc: int,
+        ranks: Sequence[int],
         every: float,
         tell: Callable[[Training], None],
     ) -> None:
         self._totals, self._tell, self._generation, self._every = totals, tell, generation, every
-        self._saves = [SectionTime(SAVES) for _ in range(nproc)]
-        self._loads = [SectionTime(LOADS) for _ in range(nproc)]
+        self._ranks = ranks
+        self._saves = [SectionTime(SAVES) for _ in ranks]
+        self._loads = [SectionTime(LOADS) for _ in ranks]
         self._told: Training | None = None
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(every, self._again)
@@ -66,9 +69,13 @@ class TrainingLooks:
         if self._told is None:
             self.look()
 
+    def restart(self) -> None:
+        """A new process takes the place of one of them: its first step is told at once, too."""
+        self._told = None
+
     def look(self) -> None:
         """Tell how far the workers have come, once each of them has made a step."""
-        seen = [self._totals(rank) for rank in range(len(self._saves))]
+        seen = [self._totals(rank) for rank in self._ranks]
         known = [each for each in seen if each is not None and each.first_at]
         if len(known) < len(seen):
             return

@@ -197,6 +197,13 @@ class Watch:
         self._hear(local_rank, self._board.read(local_rank))
         self._judged.discard(local_rank)
 
+    def readmit(self, local_rank: int) -> None:
+        """Another process takes the place of a worker that has ended: watch that one."""
+        self._board.renew(local_rank)
+        if self._limits.detection != "off":
+            self._judged.add(local_rank)
+        self._look()
+
     def rest(self) -> None:
         """The workers are being ended: nobody is late any more. What they ask for is still heard."""
         self._judged.clear()

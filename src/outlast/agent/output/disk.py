@@ -94,9 +94,9 @@ def _fail(future: asyncio.Future[T], error: Exception) -> None:
         future.set_exception(error)
 
 
-def open_log(path: str) -> int:
-    """Open a log file to write from its beginning; what several processes write to it does not overlap."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+def open_log(path: str, *, more: bool = False) -> int:
+    """Open a log file to write from its beginning, or `more` of it; what several write to it does not overlap."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | (0 if more else os.O_TRUNC) | os.O_APPEND, 0o666)
 
 
 class LogFile:

@@ -59,6 +59,11 @@ class Destinations:
         path = (self.tee_stdouts if stream is Std.OUT else self.tee_stderrs).get(local_rank, "")
         return "" if path == os.devnull else path
 
+    def error_file(self, local_rank: int) -> str:
+        """Where a worker leaves what it failed of; "" if nowhere."""
+        path = self.error_files.get(local_rank, "")
+        return "" if path == os.devnull else path
+
     def filtered(self, stream: Std) -> str:
         """The file of the lines that match a filter."""
         return self.filtered_stdout if stream is Std.OUT else self.filtered_stderr

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from string import Template
 
 from outlast.agent.output.disk import Disk, LogFile, open_log
@@ -61,9 +62,11 @@ class JobLogs:
     def __init__(self, launch: Launch, *, node: str = "", stdout: int | None = None, stderr: int | None = None) -> None:
         self._launch = launch
         self._node = node
+        self._names = [f"{role.name}-{index}" for role in launch.roles for index in range(role.count)]
         self._outputs = {Std.OUT: stdout, Std.ERR: stderr}
         self._consoles: dict[Std, Console | ReplacedStream] = {}
-        self._tees: list[Tee] = []
+        self._tees: list[tuple[int, Tee]] = []  # with the local rank
+        self._places: Destinations | None = None  # of the generation whose logs were opened last
         self._filtered: dict[Std, LogFile] = {}
         self._disk: Disk | None = None
         self.marker: LogMarker | None = None  # of the generation whose logs were opened last
@@ -116,13 +119,12 @@ class JobLogs:
         for stream, descriptor in files.filtered.items():
             self._filtered[stream] = LogFile(files.destinations.filtered(stream), descriptor, self.disk)
         files.filtered.clear()
-        self.marker = files.marker
+        self.marker, self._places = files.marker, files.destinations
         self._mark()
         streams: list[Streams] = []
         try:
             for local_rank, environment in enumerate(environments):
-                error_file = files.destinations.error_files.get(local_rank, "")
-                environment["TORCHELASTIC_ERROR_FILE"] = error_file = "" if error_file == os.devnull else error_file
+                error_file = environment["TORCHELASTIC_ERROR_FILE"] = files.destinations.error_file(local_rank)
                 streams.append(self._streams(files, assignment, local_rank, error_file))
         except OSError as error:
             for opened in streams:
@@ -132,14 +134,28 @@ class JobLogs:
             raise not_writable(error, self.directory) from error
         return streams
 
+    async def reopen(self, assignment: Assignment, local_rank: int, environment: dict[str, str]) -> Streams:
+        """For another process in a worker's place: its output goes on in the same files."""
+        places = self._places
+        assert places is not None
+        for _, tee in [each for each in self._tees if each[0] == local_rank]:
+            tee.close()
+        self._tees = [each for each in self._tees if each[0] != local_rank]
+        error_file = environment["TORCHELASTIC_ERROR_FILE"] = places.error_file(local_rank)
+        try:
+            files = await self.disk.call(partial(_more_of, places, local_rank), OpenedFiles.close)
+            return self._streams(files, assignment, local_rank, error_file)
+        except OSError as error:
+            raise not_writable(error, self.directory) from error
+
     def drain(self) -> None:
         """Have in the files what workers have written so far."""
-        for tee in self._tees:
+        for _, tee in self._tees:
             tee.drain()
 
     def finish(self) -> None:
         """The generation's workers are gone: write out what is left in their pipes. May be called again."""
-        for tee in self._tees:
+        for _, tee in self._tees:
             tee.close()
         self._tees.clear()
         for filtered in self._filtered.values():
@@ -196,10 +212,7 @@ class JobLogs:
                 if needles and places.filtered(stream):
                     files.filtered[stream] = open_log(places.filtered(stream))
             for local_rank in range(len(environments)):
-                for stream in (Std.OUT, Std.ERR):
-                    path = places.teed(stream, local_rank) or places.path(stream, local_rank)
-                    if path:
-                        files.ends[stream, local_rank] = open_log(path)
+                _open_ends(files, local_rank)
             files.marker = self._marked(assignment, files)
         except OSError:
             files.close()
@@ -231,16 +244,15 @@ class JobLogs:
             return files.ends.pop((stream, local_rank), None)
         ours, workers = open_pipe()
         needles = self._launch.logs.stdout_filters if stream is Std.OUT else self._launch.logs.stderr_filters
-        self._tees.append(
-            Tee(
-                ours,
-                file=LogFile(path, files.ends.pop((stream, local_rank)), self.disk),
-                console=self._console(stream),
-                prefix=prefix,
-                filtered=self._filtered.get(stream),
-                needles=needles,
-            )
+        tee = Tee(
+            ours,
+            file=LogFile(path, files.ends.pop((stream, local_rank)), self.disk),
+            console=self._console(stream),
+            prefix=prefix,
+            filtered=self._filtered.get(stream),
+            needles=needles,
         )
+        self._tees.append((local_rank, tee))
         return workers
 
     def _console(self, stream: Std) -> Console | ReplacedStream:
@@ -249,10 +261,33 @@ class JobLogs:
         return self._consoles[stream]
 
     def _prefix(self, rank: int, local_rank: int) -> str:
+        if self._launch.roles:
+            return f"[{self._names[local_rank]}]:"
         template = self._launch.logs.prefix
         if template:
             return Template(template).safe_substitute(role_name=self._launch.role, rank=rank, local_rank=local_rank)
         return f"[{self._launch.role}{local_rank}]:"
+
+
+def _open_ends(files: OpenedFiles, local_rank: int, *, more: bool = False) -> None:
+    places = files.destinations
+    for stream in (Std.OUT, Std.ERR):
+        path = places.teed(stream, local_rank) or places.path(stream, local_rank)
+        if path:
+            files.ends[stream, local_rank] = open_log(path, more=more)
+
+
+def _more_of(places: Destinations, local_rank: int) -> OpenedFiles:
+    """The files of one worker, to write on in them. What the process before wrote about its end is no longer true."""
+    if error_file := places.error_file(local_rank):
+        Path(error_file).unlink(missing_ok=True)
+    files = OpenedFiles(places)
+    try:
+        _open_ends(files, local_rank, more=True)
+    except OSError:
+        files.close()
+        raise
+    return files
 
 
 def _console(stream: Std, descriptor: int | None) -> Console | ReplacedStream:

@@ -54,6 +54,7 @@ class Investigation:
         disk: Disk,
         feed: Callable[[Decided], None],
         tasks: Tasks,
+        names: Sequence[str] = (),
     ) -> None:
         self._node = node
         self._job = job
@@ -62,6 +63,7 @@ class Investigation:
         self._disk = disk
         self._feed = feed
         self._tasks = tasks
+        self._names = names  # of tasks, in a job with roles
         self._witness = Witness()
         self._assignment: Assignment | None = None
         self._watch: Watch | None = None
@@ -98,6 +100,8 @@ class Investigation:
             exit_code=exit_code,
             at=time.time(),
         )
+        if self._names:
+            failure = replace(failure, task=self._names[local_rank])
         if written and self._streams[local_rank].error_file:
             self._error_files[local_rank] = self._streams[local_rank].error_file
         return timed(failure, self._words(local_rank), now())

@@ -18,10 +18,12 @@ from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.processes.guard import Guard
 from outlast.agent.processes.in_place import InPlace
 from outlast.agent.processes.ports import StorePorts
+from outlast.agent.processes.role_tasks import RoleTasks
 from outlast.agent.processes.workers import WorkerGroup
 from outlast.agent.snapshots.keeper import Keeper
 from outlast.agent.warm_start.warming import Spawner
 from outlast.core.node.inputs import Cleared, Event, Exited, Holds
+from outlast.core.tasks.tasks import TaskAction, TaskDecision
 from outlast.protocol.failures import Failure
 from outlast.protocol.fields import sendable
 from outlast.protocol.generations import Assignment
@@ -32,6 +34,7 @@ from outlast.workloads.workload import Attachments
 
 log = logging.getLogger("agent")
 
+STOP_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for tasks that are stopped while the job goes on or is done
 NOT_STARTED = 126  # the exit code a shell gives to a command that it cannot execute
 
 
@@ -55,10 +58,14 @@ class WorkerRunner:
         in_place_timeout: float,
         offer: Callable[[Assignment, Keeping], Attachments],
         ending: Callable[[], signal.Signals],
+        roles: RoleTasks | None = None,
     ) -> None:
         self._driver, self._spawner, self._monitor, self._inquest = driver, spawner, monitor, inquest
         self._logs, self._ports, self._guard, self._keeper = logs, ports, guard, keeper
         self._offer, self._ending = offer, ending
+        self._roles = roles  # of a job whose tasks are not alike
+        self._offered = Attachments()
+        self._over: WorkerGroup | None = None  # its tasks have done what the job is for: the rest is being stopped
         self._in_place = InPlace(in_place_timeout, stepped=monitor.stepped)
         # Where a stop fails nobody would ever hear that the workers are gone, and all would wait for this node.
         self._tasks = Tasks(driver.fail)
@@ -76,12 +83,21 @@ class WorkerRunner:
         try:
             if assignment.group_rank == 0:
                 self.take_port()
+            if self._roles is not None:
+                self._roles.begin()
             watch = self._monitor.begin(assignment)
-            environments = self._spawner.environments(assignment, self._offer(assignment, keeping), watch.address)
+            self._offered = self._offer(assignment, keeping)
+            environments = [self._environment(assignment, r, watch) for r in range(self._spawner.launch.nproc)]
         except (OSError, ValueError) as error:
             self._abort(assignment, error)
             return
         self._opening = self._tasks.start(self._start(assignment, watch, environments))
+
+    def _environment(self, assignment: Assignment, local_rank: int, watch: Watch) -> dict[str, str]:
+        offered = replace(self._offered, board=watch.address(local_rank))
+        if self._roles is not None:
+            offered = self._roles.offered(local_rank, offered)
+        return self._spawner.environment(assignment, local_rank, offered)
 
     async def _start(self, assignment: Assignment, watch: Watch, environments: list[dict[str, str]]) -> None:
         """The logs may be on a disk that takes its time. Whoever stops the generation meanwhile cancels this."""
@@ -103,6 +119,8 @@ class WorkerRunner:
         shown = f"rank {last}" if len(environments) == 1 else f"ranks {assignment.first_rank} to {last}"
         stayed = f", {len(group.restartable)} in place" if group.restartable else ""
         log.info("generation %d: started %s of %d%s", assignment.generation, shown, assignment.world_size, stayed)
+        if self._roles is not None:
+            self.feed(self._roles.news(assignment.generation))
         asyncio.get_running_loop().call_soon(self._inquest.prepare)
 
     def _abort(self, assignment: Assignment, error: Exception) -> None:
@@ -146,6 +164,8 @@ class WorkerRunner:
             self._finished.reap()
         await self._in_place.close()
         self._unwatch()
+        if self._roles is not None:
+            self._roles.close()
         await self._tasks.wait()
 
     @property
@@ -177,14 +197,19 @@ class WorkerRunner:
     # -- how they end
 
     def _exited(self, assignment: Assignment, local_rank: int, pid: int, exit_code: int) -> None:
-        if self._group is None:
-            return  # it counts as not started
+        if self._group is None or self._group is self._over:
+            return  # it counts as not started, or as done
         current, generation = self._driver.node.current, assignment.generation
         hung = self._monitor.exited(local_rank)
         succeeded = self._spawner.workload.succeeded(exit_code)
         failure = None
-        if not succeeded and not hung and not current.told_to_stop:
+        stopped = self._roles is not None and self._roles.table.slots[local_rank].state == "stopping"
+        if not succeeded and not hung and not current.told_to_stop and not stopped:
             failure = self.judged(self._inquest.failure(local_rank, pid, exit_code))
+        if self._roles is not None and not hung and current.runs(generation):
+            decision = self._roles.table.ended(local_rank, succeeded=succeeded)
+            if self._decided(assignment, decision, failure):
+                return
         self.feed(Exited(generation, failure, finished=assignment.first_rank + local_rank if succeeded else None))
         if self._group is None or self._group.alive:
             return
@@ -192,6 +217,67 @@ class WorkerRunner:
             self._finish(self._group, generation)
         else:
             self.stop(generation, 0)  # the children that workers may have left behind
+
+    # -- tasks of a job with roles
+
+    def _decided(self, assignment: Assignment, decision: TaskDecision, failure: Failure | None) -> bool:
+        """Do what follows from the end of a task. Returns False where it is the end of the generation's workers."""
+        group, roles = self._group, self._roles
+        assert group is not None
+        assert roles is not None
+        action, generation = decision.action, assignment.generation
+        if action is TaskAction.FAIL:
+            return False
+        if action is TaskAction.FINISH:
+            if not decision.tasks:
+                return False
+            self._over = group
+            self._tasks.start(self._stop_rest(group, generation))
+        elif action is TaskAction.STOP:
+            self._tasks.start(group.end_some(decision.tasks, self._ending(), STOP_GRACE))
+        if failure is not None:
+            self.feed(roles.relaunch(generation, failure, decision))
+        elif action is not TaskAction.RELAUNCH:
+            self.feed(roles.news(generation))
+        for local_rank in decision.tasks if action is TaskAction.RELAUNCH else ():
+            self._tasks.start(self._relaunch(group, assignment, local_rank))
+        return True
+
+    async def _relaunch(self, group: WorkerGroup, assignment: Assignment, local_rank: int) -> None:
+        """Start the next life of a task, unless its generation has ended meanwhile."""
+        roles, generation = self._roles, assignment.generation
+        watch = self._monitor.watch
+        assert roles is not None
+        try:
+            await group.clear(local_rank)
+            if not self._goes_on(group, generation) or watch is None:
+                return
+            roles.table.relaunched(local_rank)
+            environment = self._environment(assignment, local_rank, watch)
+            streams = await self._logs.reopen(assignment, local_rank, environment)
+            if not self._goes_on(group, generation):
+                streams.close()
+                return
+            self._monitor.readmit(local_rank)
+            self._spawner.restart(group, local_rank, environment, streams)
+        except (OSError, ValueError) as error:
+            log.error("%s", error)
+            failure = self._inquest.failure(local_rank, pid=0, exit_code=NOT_STARTED, written=False)
+            self.feed(Exited(generation, self.judged(replace(failure, message=sendable(str(error))))))
+            return
+        self._guard.watch(group.pids)
+        log.info("generation %d: started %s again, life %d", generation, *roles.life(local_rank))
+        self.feed(roles.news(generation))
+
+    def _goes_on(self, group: WorkerGroup, generation: int) -> bool:
+        return self._group is group and group is not self._over and self._driver.node.current.runs(generation)
+
+    async def _stop_rest(self, group: WorkerGroup, generation: int) -> None:
+        """The job is done: the tasks that would never end by themselves are stopped."""
+        self._monitor.rest()
+        await group.stop(signal.SIGTERM, STOP_GRACE)
+        if self._group is group:
+            self._ended(generation)
 
     async def _stopping(self, group: WorkerGroup, generation: int, grace: float, in_place: bool) -> None:
         await group.stop(self._ending(), grace, in_place=in_place)
@@ -212,8 +298,10 @@ class WorkerRunner:
 
     def _ended(self, generation: int) -> None:
         """No worker of it is alive."""
-        self._group = None
+        self._group = self._over = None
         self._unwatch()
+        if self._roles is not None:
+            self._roles.close()
         self._logs.finish()
         self._ports.release()
         self.feed(Holds(self._keeper.held()))

@@ -162,6 +162,42 @@ class WorkerGroup:
             worker.signal(signum)
             worker.kill_group(signal.SIGCONT)  # after it, so that it does nothing else first
 
+    async def end_some(self, local_ranks: Sequence[int], signum: int, grace: float) -> None:
+        """Tell these workers to end, and kill those that have not after `grace` seconds. The others go on."""
+        some = [self._workers[each] for each in local_ranks]
+        for worker in some:
+            worker.signal(signum)
+        await asyncio.sleep(grace)
+        for worker in some:
+            if worker.exit_code is None:
+                worker.signal(signal.SIGKILL)
+
+    async def clear(self, local_rank: int) -> None:
+        """End what a worker that has exited left behind, so that another can take its place."""
+        worker = self._workers[local_rank]
+        worker.kill_group(signal.SIGKILL)
+        await self._kill_orphans(self._loop.time() + ABANDON_AFTER, spare=False, of=worker)
+        worker.reap()
+
+    def replace(
+        self,
+        local_rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        streams: Streams,
+        cold: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
+    ) -> None:
+        """Start another process in the place of a worker that was cleared. Raises `WorkersNotStarted`."""
+        environment = {**environment, _MARK: self._mark}
+        try:
+            worker = _spawn(local_rank, command, cold(environment), streams, ())
+        finally:
+            streams.close()
+        worker.environment = environment
+        self._workers[local_rank] = worker
+        self._over.clear()
+        self._loop.add_reader(worker.pidfd, self._exited, worker)
+
     async def stop(
         self, signum: int = signal.SIGTERM, grace: float = 30.0, *, in_place: bool = False
     ) -> tuple[int, ...]:
@@ -295,9 +331,9 @@ class WorkerGroup:
             worker.kill_group(signal.SIGKILL)  # where this process is no subreaper, its orphans are not our children
         self.reap()
 
-    async def _kill_orphans(self, deadline: float, *, spare: bool) -> None:
+    async def _kill_orphans(self, deadline: float, *, spare: bool, of: Worker | None = None) -> None:
         # A child of one that we kill is ours a moment later, so this goes down the tree, generation by generation.
-        while orphans := [pid for pid in self._orphans() if not (spare and _tidies_up(pid))]:
+        while orphans := [pid for pid in self._orphans(of) if not (spare and _tidies_up(pid))]:
             for pid in orphans:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -307,12 +343,15 @@ class WorkerGroup:
                 logger.error("processes that workers left behind do not die after SIGKILL: %s", orphans)
                 break
 
-    def _orphans(self) -> list[int]:
+    def _orphans(self, of: Worker | None = None) -> list[int]:
         """Our children that a worker of this group started, in whichever session they are now.
 
         While workers are parked, only those in the session of one that is not: others may be what those still use.
+        `of`: only those in the session of this one.
         """
         mine = set(self.pids)
+        if of is not None:
+            return [pid for pid in proc.children(os.getpid()) if pid not in mine and _descends(pid, {of.pid}, None)]
         mark = f"{_MARK}={self._mark}".encode() if not self.parked else None
         sessions = mine - {worker.pid for worker in self.parked}
         return [pid for pid in proc.children(os.getpid()) if pid not in mine and _descends(pid, sessions, mark)]

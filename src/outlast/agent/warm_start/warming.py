@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
-
-from msgspec.structs import replace
+from collections.abc import Callable, Mapping, Sequence
 
 from outlast.agent.processes.worker import Streams, Worker
 from outlast.agent.processes.workers import WorkerGroup
@@ -17,6 +14,7 @@ from outlast.agent.warm_start.zygote_process import startup
 from outlast.launch import Launch
 from outlast.protocol.generations import Assignment
 from outlast.settings.settings import Settings
+from outlast.workloads.role_job import RoleWorkload
 from outlast.workloads.torch_job import TorchWorkload
 from outlast.workloads.workload import Attachments, Workload
 
@@ -29,7 +27,8 @@ class Spawner:
     """Makes the workers of one node, for one generation after the other."""
 
     def __init__(self, launch: Launch, settings: Settings) -> None:
-        self.workload: Workload = TorchWorkload(launch, settings)
+        kind = RoleWorkload if launch.roles else TorchWorkload
+        self.workload: Workload = kind(launch, settings)
         self.launch = launch
         self._settings = settings
         self._early = False  # whether it is known before the first start what there is to import
@@ -71,14 +70,9 @@ class Spawner:
             self.zygote.close()
             self.zygote = self._warm()
 
-    def environments(
-        self, assignment: Assignment, offered: Attachments, board: Callable[[int], str]
-    ) -> list[dict[str, str]]:
-        """The environment of each worker; `board`: its place on the board."""
-        return [
-            self.workload.environment(assignment, r, os.environ, replace(offered, board=board(r)))
-            for r in range(self.launch.nproc)
-        ]
+    def environment(self, assignment: Assignment, local_rank: int, offered: Attachments) -> dict[str, str]:
+        """The environment of one worker. Raises ValueError."""
+        return self.workload.environment(assignment, local_rank, os.environ, offered)
 
     def start(
         self,
@@ -91,8 +85,7 @@ class Spawner:
         commands = [self.workload.command(r) for r in range(self.launch.nproc)]
         zygote = self.zygote
         if zygote is None:
-            cold = partial(startup, purpose="hook -1") if self.workload.hooked else dict
-            return WorkerGroup.start(commands, environments, streams, on_exit, cold=cold, parked=parked)
+            return WorkerGroup.start(commands, environments, streams, on_exit, cold=self._cold, parked=parked)
         return WorkerGroup.start(
             commands,
             environments,
@@ -103,6 +96,14 @@ class Spawner:
             pass_fds=[zygote.news],
             parked=parked,
         )
+
+    def restart(self, group: WorkerGroup, local_rank: int, environment: Mapping[str, str], streams: Streams) -> None:
+        """Start another process in the place of one of the group. Raises `WorkersNotStarted`."""
+        group.replace(local_rank, self.workload.command(local_rank), environment, streams, self._cold)
+
+    def _cold(self, environment: Mapping[str, str]) -> Mapping[str, str]:
+        """The environment of a worker that is not forked."""
+        return startup(environment, purpose="hook -1") if self.workload.hooked else environment
 
     def close(self) -> None:
         if self.zygote is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from outlast.events.events import JobEvent, WorkerFailed
+from outlast.events.events import JobEvent, TaskRelaunched, WorkerFailed
 from outlast.events.numbered import NumberedEvent, next_number
 from outlast.events.reasons import FailedRank
 
@@ -55,7 +55,7 @@ class History:
         if not self.last:
             self.floor = numbered.number - 1  # 0 for the first event of the first term
         self.last = numbered.number
-        if isinstance(numbered.event, WorkerFailed):
+        if isinstance(numbered.event, WorkerFailed | TaskRelaunched):
             self.last_fault = numbered.event.failure
         size = len(msgspec.msgpack.encode(numbered))
         self._events.append(numbered)

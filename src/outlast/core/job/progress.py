@@ -8,6 +8,7 @@ from outlast.events.events import TrainingBegan, TrainingProgress, WorkersGone
 from outlast.protocol.paces import Training
 
 EVERY = 60.0  # seconds from one event to the next
+AGAIN = 0.01  # seconds between two first steps: less is what clocks differ by
 
 
 class JobProgress:
@@ -34,6 +35,8 @@ class JobProgress:
         """A member tells how far it has come. What there is to be said then."""
         if training.generation != self._generation:
             self._begin(training.generation)
+        if node in self._told and training.first_at > self._told[node][0].first_at + AGAIN:
+            self._due = None  # a task that had trained was started again, and has made its first step
         self._told[node], self._names[node] = (training, behind), name
         if self._due is None and len(self._told) == members:
             self._due = now + EVERY

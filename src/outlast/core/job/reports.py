@@ -7,11 +7,13 @@ from outlast.core.job.phase import Phase
 from outlast.core.job.replies import Replies
 from outlast.core.job.state import JobState
 from outlast.core.membership.member import Member, is_news, names_of
+from outlast.core.recovery.failures import facts_of, seconds_ago
 from outlast.events.events import (
     Calibrated,
     Ending,
     NodeExcluded,
     PlannedChange,
+    TaskRelaunched,
 )
 from outlast.events.reasons import (
     DrainingNode,
@@ -62,6 +64,7 @@ class Reports:
         if report.known[:2] == s.authority.known[:2]:
             s.authority.knows(name)
         s.authority.settle(now)
+        self.note_tasks(node, now)
         # A node that has become clear may be about to hear a `Start`, which says it as well.
         late = changed and not again and s.phase is Phase.STOPPING and node.clear
         if not late:
@@ -79,6 +82,31 @@ class Reports:
             self._replies.remind(name, node, now)
         decisive = again or changed or news or busy or self.is_busy
         s.idle = not decisive and s.out.is_only_acks
+
+    def note_tasks(self, node: Member, now: float) -> None:
+        """How the tasks of a job with roles are there, and which were started again."""
+        s, report = self._state, node.report
+        if report.tasks is not None:
+            node.tasks = report.tasks
+        for each in report.relaunched:
+            if each.number <= node.relaunches:
+                continue
+            node.relaunches = each.number
+            (failure,) = node.aligned((each.failure,))
+            s.last_fault = facts_of(failure)
+            event = TaskRelaunched(
+                generation=each.generation,
+                task=failure.task,
+                life=each.life,
+                failure=s.last_fault,
+                used=each.used,
+                allowed=each.allowed,
+                memory=each.memory,
+                more_memory=each.more_memory,
+                trains=each.trains,
+                ago=seconds_ago(failure, now),
+            )
+            s.out.publish(event)
 
     @property
     def is_busy(self) -> bool:

@@ -48,6 +48,7 @@ def view_of(
         ranks=current.world_size if current.roster else 0,
         hosted_by=state.nodes[state.term.by].name if state.term.by in state.nodes else "",
         progress=_progress(state, paces),
+        tasks=tuple(task for name in current.roster for task in state.nodes[name].tasks),
     )
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from outlast.core.membership.roster import Candidate
 from outlast.protocol.failures import Failure
 from outlast.protocol.membership import Join, Leaving, Report, State
+from outlast.protocol.roles import TaskReport
 
 ACKS_KEPT = 8  # of one node, that it has not repeated yet
 CLOSER = 0.001  # seconds: what is worth to be remembered of how clocks differ, and written down for a replay
@@ -17,7 +18,10 @@ CLOSER = 0.001  # seconds: what is worth to be remembered of how clocks differ, 
 class Member:
     """A node, from its first connection on: also a spare, and one that was lost."""
 
-    __slots__ = ("acks", "behind", "connected", "drained_by", "echoed", "join", "report", "sent", "told", "until")
+    __slots__ = (
+        *("acks", "behind", "connected", "drained_by", "echoed", "join", "relaunches", "report", "sent"),
+        *("tasks", "told", "until"),
+    )
 
     def __init__(self, join: Join) -> None:
         self.join = join
@@ -29,6 +33,8 @@ class Member:
         self.drained_by = ""  # who asked it to leave
         self.acks: dict[int, float] = {}  # when each was sent
         self.echoed = 0  # the newest that it has repeated
+        self.tasks: tuple[TaskReport, ...] = ()  # of a job with roles
+        self.relaunches = 0  # the newest of them that was published
         self.behind: float | None = None  # the coordinator's clock less the node's, as the fastest report shows it
 
     def come_back(self, join: Join) -> None:
@@ -112,5 +118,5 @@ def is_news(known: Report, report: Report) -> bool:
 
 
 # What changes with every report, and what is heard of in another way: everything else counts.
-_PASSING = {"seq", "sent", "acked", "agreed", "held", "training"}
+_PASSING = {"seq", "sent", "acked", "agreed", "held", "training", "tasks"}
 _DECISIVE = tuple(field for field in Report.__struct_fields__ if field not in _PASSING)

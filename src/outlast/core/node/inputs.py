@@ -12,6 +12,7 @@ from outlast.protocol.generations import Halted
 from outlast.protocol.membership import Leaving, Wish
 from outlast.protocol.messages import FromCoordinator
 from outlast.protocol.paces import Pace, Training
+from outlast.protocol.roles import Relaunch, TaskReport
 from outlast.protocol.shards import ShardQuestion
 from outlast.protocol.snapshots import Held
 from outlast.protocol.succession import Standing
@@ -135,9 +136,17 @@ class Examined(msgspec.Struct, frozen=True):
     findings: Findings
 
 
+class TasksChanged(msgspec.Struct, frozen=True):
+    """How the tasks of a job with roles are; those that were started again while the others went on."""
+
+    generation: int
+    tasks: tuple[TaskReport, ...]
+    relaunches: tuple[Relaunch, ...] = ()
+
+
 class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
 
-Noticed = Decided | Measured | Late | Observed | Paced | Trained | Halting | Holds | KeepsUp | Examined
+Noticed = Decided | Measured | Late | Observed | Paced | Trained | Halting | Holds | KeepsUp | Examined | TasksChanged
 Event = Noticed | Connected | Disconnected | Received | Exited | Cleared | Leave | Wished | Inquired | NotHosted | Tick

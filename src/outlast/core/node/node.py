@@ -119,6 +119,10 @@ class Node:
                 s.out.append(Show(event.findings))
         elif isinstance(event, inputs.Decided):
             news = event.generation == current.number and current.decide(event.failure)
+        elif isinstance(event, inputs.TasksChanged):
+            if event.generation == current.number and any(each.trains for each in event.relaunches):
+                current.training = None  # its next step is news
+            self._reports.tasks(event.tasks, event.relaunches, now)
         elif isinstance(event, inputs.Trained):  # also by workers that were told to end
             news = event.training.generation == current.number and current.train(event.training)
         elif not current.runs(event.generation):

@@ -73,6 +73,7 @@ class Orders:
     def _answered(self, seq: int, leased: bool, now: float) -> None:
         s, conversation = self._state, self._state.conversation
         conversation.acked = max(conversation.acked, seq)
+        self._reports.heard(conversation.acked)
         if not leased:
             # It needs this node's support before it may act, and sees it in the next report.
             if not conversation.echoed:

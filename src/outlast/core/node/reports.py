@@ -5,7 +5,8 @@ from __future__ import annotations
 from outlast.core.node.commands import Tell
 from outlast.core.node.state import NodeState
 from outlast.core.recovery.failures import worth_telling
-from outlast.protocol.membership import Report
+from outlast.protocol.membership import MOST_RELAUNCHES, Report
+from outlast.protocol.roles import Relaunch, TaskReport
 from outlast.protocol.snapshots import Held
 
 
@@ -17,6 +18,9 @@ class NodeReports:
         self._stride = 1
         self._held: tuple[Held, ...] = ()
         self._held_since = 0  # the first report that says so, to the coordinator that this node is connected to
+        self._tasks: tuple[TaskReport, ...] = ()
+        self._tasks_since = 0  # likewise
+        self._relaunches: list[tuple[Relaunch, int]] = []  # that no coordinator has heard of yet
 
     def connected(self, held: tuple[Held, ...] | None, now: float) -> None:
         """A coordinator hears from this node for the first time on this connection."""
@@ -24,6 +28,7 @@ class NodeReports:
         if s.current.clear and held is not None:
             self._held = held
         self._held_since = s.conversation.seq + 1 if self._held else 0
+        self._tasks_since = s.conversation.seq + 1 if self._tasks else 0
         self.tell(now, first=True)
 
     def holds(self, held: tuple[Held, ...], now: float) -> None:
@@ -33,6 +38,18 @@ class NodeReports:
         self._held, self._held_since = held, self._state.conversation.seq + 1
         if self._state.current.clear:
             self.tell(now)
+
+    def tasks(self, tasks: tuple[TaskReport, ...], relaunches: tuple[Relaunch, ...], now: float) -> None:
+        """How the tasks are, and which of them were started again."""
+        since = self._state.conversation.seq + 1
+        self._relaunches += [(each, since) for each in relaunches]
+        if tasks != self._tasks or relaunches:
+            self._tasks, self._tasks_since = tasks, since
+            self.tell(now)
+
+    def heard(self, acked: int) -> None:
+        """A coordinator has heard this report, and published what was new in it."""
+        self._relaunches = [(each, since) for each, since in self._relaunches if since > acked]
 
     def keeps_up(self, stride: int, now: float) -> None:
         """One in so many snapshots can be copied."""
@@ -67,5 +84,7 @@ class NodeReports:
             held=self._held if conversation.acked < self._held_since else None,
             stride=self._stride,
             training=current.training,
+            tasks=self._tasks if conversation.acked < self._tasks_since else None,
+            relaunched=tuple(each for each, _ in self._relaunches[:MOST_RELAUNCHES]),
         )
         s.out.append(Tell(report, first))

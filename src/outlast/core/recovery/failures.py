@@ -76,6 +76,7 @@ def facts_of(failure: Failure) -> FailedRank:
         title=cause.title if cause is not None else "",
         step=failure.account.step,
         said=_beginning(failure.account.said),
+        task=failure.task,
     )
 
 
