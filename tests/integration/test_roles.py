@@ -8,6 +8,9 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+from cgroups import can_limit_memory
 from jobs import SCRIPTS, errors
 from processes import Process, outlast
 
@@ -161,6 +164,39 @@ def test_status_why_and_logs_name_the_tasks(tmp_path: Path) -> None:
     (log,) = tmp_path.glob("*/attempt_0/2/stdout.log")
     assert [line.split(" in ")[0] for line in log.read_text().splitlines()] == ["worker-1 life 1", "worker-1 life 2"]
     assert re.search(r"^\[worker-1\]:worker-1 life 2", job.output, re.MULTILINE)
+
+
+@pytest.mark.skipif(not can_limit_memory(), reason="this machine lets nobody make memory cgroups")
+def test_a_chief_killed_at_its_memory_limit_restarts_with_twice_as_much_and_no_cgroup_is_left() -> None:
+    roles = ("--role", "chief=1,memory=200MiB,max-memory=1GiB", "--role", "worker=1,memory=200MiB")
+    with run(*roles, args=("--eat", "300")) as job:
+        task(job, "worker-0")
+        chief = task(job, "chief-0", 2)
+        told = job.wait_for(r"chief-0 on node .*started again as life 2, with (\S+ \S+) of memory")
+        assert "host-out-of-memory" in told.string
+        assert told[1] == "400 MiB"
+        agent = job.pid
+        end(job, chief)
+    assert sorted(lives(job)) == ["chief-0 1", "chief-0 2", "worker-0 1"]
+    assert not [*Path("/sys/fs/cgroup").rglob(f"outlast-{agent}")]
+
+
+@pytest.mark.skipif(not can_limit_memory(), reason="this machine lets nobody make memory cgroups")
+def test_a_torch_worker_killed_at_its_memory_limit_restarts_with_twice_as_much(tmp_path: Path) -> None:
+    script = tmp_path / "eat.py"
+    script.write_text(EATS)
+    job = outlast("run", "--max-restarts=1", "--ft-worker-memory=200MiB", script)
+    assert job.wait() == 0, job.output
+    job.wait_for("local rank 0 was killed at its memory limit: it restarts with 400 MiB", anywhere=True)
+    assert "ate in generation 2" in job.output
+
+
+EATS = """
+import os
+eaten = bytearray(300 << 20)
+eaten[::4096] = b"x" * len(eaten[::4096])
+print("ate in generation", os.environ["OUTLAST_GENERATION"], flush=True)
+"""
 
 
 def said(*command: str) -> str:

@@ -37,12 +37,14 @@ from outlast.agent.warm_start.warming import Spawner
 from outlast.core.node import commands
 from outlast.core.node.inputs import Examined, Inquired, KeepsUp
 from outlast.core.node.node import Node
+from outlast.core.tasks.memory import WorkerMemory
 from outlast.launch import Launch
 from outlast.protocol.checks import Probe
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Over
 from outlast.protocol.snapshots import Keeping
 from outlast.settings.settings import Settings
+from outlast.settings.values import MOST_GROWTH, memory_bytes
 from outlast.system.tasks import Tasks
 from outlast.transport.commission import Tls
 from outlast.workloads.workload import Attachments
@@ -138,6 +140,7 @@ class Agent:
             offer=self._offer,
             ending=lambda: self._signals.for_workers,
             roles=roles,
+            memory=_worker_memory(settings),
         )
 
     def _line_to_other_keepers(self, settings: Settings) -> Line | None:
@@ -239,3 +242,8 @@ class Agent:
             requests=self._requests.address,
             in_place=self._runner.in_place_address,
         )
+
+
+def _worker_memory(settings: Settings) -> WorkerMemory:
+    amount = memory_bytes(settings.worker_memory)
+    return WorkerMemory(amount, most=memory_bytes(settings.max_worker_memory) or MOST_GROWTH * amount)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from outlast.jobs.spec import ROLE_NAME
 from outlast.protocol.roles import RestartScope, TaskRole
-from outlast.settings.values import nearest, truth
+from outlast.settings.values import MOST_GROWTH, memory_bytes, nearest, truth
 
 OPTIONS = ("restart", "restarts", "ends", "memory", "max-memory", "run")
-UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 MOST_TASKS = 4096
 
@@ -52,8 +51,8 @@ def _role(text: str, command_of: Callable[[Sequence[str]], tuple[str, ...]]) -> 
             f"--role {name}: restarts counts restarts of this role alone, and with restart=job all restart together; "
             "drop it, and give --max-restarts"
         )
-    memory = memory_bytes(f"--role {name}: memory", asked["memory"]) if "memory" in asked else 0
-    most = memory_bytes(f"--role {name}: max-memory", asked["max-memory"]) if "max-memory" in asked else 4 * memory
+    memory = _memory(name, "memory", asked.get("memory", ""))
+    most = _memory(name, "max-memory", asked.get("max-memory", "")) or MOST_GROWTH * memory
     if most < memory or (most and not memory):
         raise ValueError(f"--role {name}: max-memory is the most that memory may grow to; give memory, and no more")
     return TaskRole(
@@ -112,13 +111,8 @@ def _words(name: str, text: str) -> list[str]:
     return words
 
 
-def memory_bytes(what: str, text: str) -> int:
-    """An amount of memory in bytes. Raises ValueError in one line.
-
-    >>> memory_bytes("memory", "4GiB")
-    4294967296
-    """
-    found = re.fullmatch(r"([1-9][0-9]{0,8})(KiB|MiB|GiB|TiB)", text)
-    if not found:
-        raise ValueError(f"{what} must be an amount such as 4GiB or 500MiB, not {text!r}")
-    return int(found[1]) * UNITS[found[2]]
+def _memory(name: str, option: str, text: str) -> int:
+    try:
+        return memory_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"--role {name}: {option} {error}") from None

@@ -15,6 +15,7 @@ import msgspec
 from outlast.settings.values import (
     ENV_PREFIX,
     MOST_SECONDS,
+    memory_bytes,
     ports,
     section_timeouts,
     spelled,
@@ -337,6 +338,14 @@ class Settings(JobSettings, frozen=True, kw_only=True):
         str,
         _about("File for the verdict on a failed job, as JSON; empty: verdict.json beside the job's logs, if any."),
     ] = ""
+    worker_memory: Annotated[
+        str,
+        _about(
+            "Memory that each worker may use, as 4GiB, by a cgroup of its own; empty: no limit. "
+            "A worker that is killed at its limit restarts with twice as much."
+        ),
+    ] = ""
+    max_worker_memory: Annotated[str, _about("How far worker_memory is doubled, as 16GiB; empty: four times.")] = ""
     store_ports: Annotated[str, _about("Ports for the workers' store, as 29600-29700; empty: any free one.")] = ""
     auth: Annotated[
         bool,
@@ -480,6 +489,8 @@ def _settings() -> Iterator[Setting]:
 CHECKS: dict[str, Callable[[str], object]] = {
     "store_ports": ports,
     "webhook": web_address,
+    "worker_memory": memory_bytes,
+    "max_worker_memory": memory_bytes,
     "rank_section_timeouts": section_timeouts,
     "rank_termination_signal": termination_signal,
 }

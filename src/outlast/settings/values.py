@@ -8,6 +8,7 @@ from collections.abc import Iterable
 ENV_PREFIX = "OUTLAST_"
 # Bounded, so that no clock, selector or lock has to be asked what it makes of infinity.
 MOST_SECONDS = 1e9
+MOST_GROWTH = 4  # times the memory that was asked for, where nothing else is said
 
 # Whatever a script does about them, they end nobody by themselves.
 NOT_ENDING = frozenset(
@@ -77,6 +78,21 @@ def termination_signal(text: str) -> signal.Signals:
     if found is None or found in NOT_ENDING:
         raise ValueError(f"must be a signal that can end a process, as SIGTERM or SIGKILL, not {text!r}")
     return found
+
+
+def memory_bytes(text: str) -> int:
+    """An amount of memory; empty: 0. Raises ValueError with the rest of a line.
+
+    >>> memory_bytes("4GiB"), memory_bytes("")
+    (4294967296, 0)
+    """
+    number, unit = text[:-3], text[-3:]
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    if not text:
+        return 0
+    if unit not in units or not number.isdecimal() or not 0 < int(number) < 10**9:
+        raise ValueError(f"must be an amount such as 4GiB or 500MiB, not {text!r}")
+    return int(number) * units[unit]
 
 
 def truth(text: str) -> bool | None:

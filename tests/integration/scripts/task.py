@@ -21,6 +21,7 @@ def main() -> None:
     asked.add_argument("--steps", action="store_true")
     asked.add_argument("--fail", default="")
     asked.add_argument("--stubborn", action="store_true")
+    asked.add_argument("--eat", type=int, default=0)
     args = asked.parse_args()
     name, life = os.environ["OUTLAST_TASK"], os.environ["OUTLAST_LIFE"]
     config = json.loads(os.environ["OUTLAST_CLUSTER"])
@@ -36,6 +37,9 @@ def main() -> None:
     threading.Thread(target=serve, args=(listener,), daemon=True).start()
     generation = os.environ["OUTLAST_GENERATION"]
     print(f"{name} life {life} in generation {generation}: pid {os.getpid()} at {mine}", flush=True)
+    if args.eat and name == "chief-0" and life == "1":
+        eaten = bytearray(args.eat << 20)
+        eaten[::4096] = b"x" * len(eaten[::4096])
     if args.steps and name == "chief-0":
         train()
     while True:

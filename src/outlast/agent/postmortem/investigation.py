@@ -37,6 +37,7 @@ from outlast.system.tasks import Tasks
 
 log = logging.getLogger("agent")
 
+OOM_KILLS = "oom_kill in the memory cgroup rose by {} while this worker ran"  # the catalogue knows this line
 PATIENCE = 3.0  # seconds for the disk to give a failed worker's last lines
 TEXT_OF_LATER_FAILURES = 2048  # characters; the first one keeps all of its text
 
@@ -106,8 +107,11 @@ class Investigation:
             self._error_files[local_rank] = self._streams[local_rank].error_file
         return timed(failure, self._words(local_rank), now())
 
-    def judged(self, failure: Failure, *, first: bool) -> Failure:
-        """With its cause and what was seen of it; briefly, if it is not the first one here."""
+    def judged(self, failure: Failure, *, first: bool, oom_kills: int = 0) -> Failure:
+        """With its cause and what was seen of it; briefly, if it is not the first one here.
+
+        `oom_kills`: how many of its processes were killed at its own memory limit.
+        """
         assert self._assignment is not None
         local_rank, place = failure.local_rank, self._assignment
         words = self._words(local_rank)
@@ -115,6 +119,8 @@ class Investigation:
         log_file = self._witness.log_of(local_rank)
 
         def judged(failure: Failure, evidence: Evidence) -> Failure:
+            if oom_kills:
+                evidence = replace(evidence, kernel=(OOM_KILLS.format(oom_kills), *evidence.kernel))
             if not first:
                 failure = replace(failure, message=failure.message[-TEXT_OF_LATER_FAILURES:], error="")
             return self._judge.judged(failure, evidence, log=log_file, first=first, restarts=place.restart_count)

@@ -17,13 +17,16 @@ from outlast.agent.output.logs import JobLogs
 from outlast.agent.postmortem.investigation import Investigation
 from outlast.agent.processes.guard import Guard
 from outlast.agent.processes.in_place import InPlace
+from outlast.agent.processes.memory_limits import MemoryLimits
 from outlast.agent.processes.ports import StorePorts
 from outlast.agent.processes.role_tasks import RoleTasks
 from outlast.agent.processes.workers import WorkerGroup
 from outlast.agent.snapshots.keeper import Keeper
 from outlast.agent.warm_start.warming import Spawner
 from outlast.core.node.inputs import Cleared, Event, Exited, Holds
+from outlast.core.tasks.memory import WorkerMemory
 from outlast.core.tasks.tasks import TaskAction, TaskDecision
+from outlast.events.phrases import amount
 from outlast.protocol.failures import Failure
 from outlast.protocol.fields import sendable
 from outlast.protocol.generations import Assignment
@@ -59,11 +62,13 @@ class WorkerRunner:
         offer: Callable[[Assignment, Keeping], Attachments],
         ending: Callable[[], signal.Signals],
         roles: RoleTasks | None = None,
+        memory: WorkerMemory | None = None,
     ) -> None:
         self._driver, self._spawner, self._monitor, self._inquest = driver, spawner, monitor, inquest
         self._logs, self._ports, self._guard, self._keeper = logs, ports, guard, keeper
         self._offer, self._ending = offer, ending
         self._roles = roles  # of a job whose tasks are not alike
+        self._memory, self._limits = memory or WorkerMemory(), MemoryLimits()
         self._offered = Attachments()
         self._over: WorkerGroup | None = None  # its tasks have done what the job is for: the rest is being stopped
         self._in_place = InPlace(in_place_timeout, stepped=monitor.stepped)
@@ -110,6 +115,8 @@ class WorkerRunner:
             self._in_place.begin(group, failed=partial(self._exited, assignment, exit_code=1))
             self._inquest.begin(assignment, watch, streams)
             self._guard.watch(group.pids)
+            for local_rank, pid in enumerate(group.pids):
+                self._limit(local_rank, pid)
             self._monitor.attend(group, self)
         except (OSError, ValueError) as error:
             self._opening = None
@@ -167,6 +174,7 @@ class WorkerRunner:
         if self._roles is not None:
             self._roles.close()
         await self._tasks.wait()
+        self._limits.close()
 
     @property
     def in_place_address(self) -> str:
@@ -190,9 +198,27 @@ class WorkerRunner:
     def failure_of_hang(self, local_rank: int, pid: int, exit_code: int) -> Failure:
         return self._inquest.failure(local_rank, pid, exit_code, written=False)
 
-    def judged(self, failure: Failure) -> Failure:
+    def judged(self, failure: Failure, *, oom_kills: int = 0) -> Failure:
         self._logs.drain()
-        return self._inquest.judged(failure, first=not self._driver.node.current.failed)
+        return self._inquest.judged(failure, first=not self._driver.node.current.failed, oom_kills=oom_kills)
+
+    # -- their memory
+
+    def _name(self, local_rank: int) -> str:
+        return self._roles.names[local_rank] if self._roles is not None else f"worker-{local_rank}"
+
+    def _limit(self, local_rank: int, pid: int) -> None:
+        """Raises OSError where it cannot be limited."""
+        slots = self._roles.table.slots if self._roles is not None else None
+        most = slots[local_rank].memory if slots is not None else self._memory.of(local_rank)
+        self._limits.put(self._name(local_rank), pid, most)
+
+    def _grow(self, local_rank: int) -> None:
+        if self._memory.grow(local_rank):
+            now = amount(self._memory.of(local_rank))
+            log.warning("local rank %d was killed at its memory limit: it restarts with %s", local_rank, now)
+        else:
+            log.warning("local rank %d was killed at its memory limit, and may not have more", local_rank)
 
     # -- how they end
 
@@ -202,12 +228,15 @@ class WorkerRunner:
         current, generation = self._driver.node.current, assignment.generation
         hung = self._monitor.exited(local_rank)
         succeeded = self._spawner.workload.succeeded(exit_code)
-        failure = None
+        failure, killed = None, 0
         stopped = self._roles is not None and self._roles.table.slots[local_rank].state == "stopping"
         if not succeeded and not hung and not current.told_to_stop and not stopped:
-            failure = self.judged(self._inquest.failure(local_rank, pid, exit_code))
+            killed = self._limits.kills(self._name(local_rank))
+            failure = self.judged(self._inquest.failure(local_rank, pid, exit_code), oom_kills=killed)
+            if killed and self._roles is None:
+                self._grow(local_rank)
         if self._roles is not None and not hung and current.runs(generation):
-            decision = self._roles.table.ended(local_rank, succeeded=succeeded)
+            decision = self._roles.table.ended(local_rank, succeeded=succeeded, out_of_memory=killed > 0)
             if self._decided(assignment, decision, failure):
                 return
         self.feed(Exited(generation, failure, finished=assignment.first_rank + local_rank if succeeded else None))
@@ -260,6 +289,7 @@ class WorkerRunner:
                 return
             self._monitor.readmit(local_rank)
             self._spawner.restart(group, local_rank, environment, streams)
+            self._limit(local_rank, group.pids[local_rank])
         except (OSError, ValueError) as error:
             log.error("%s", error)
             failure = self._inquest.failure(local_rank, pid=0, exit_code=NOT_STARTED, written=False)

@@ -190,7 +190,7 @@ class WorkerGroup:
         """Start another process in the place of a worker that was cleared. Raises `WorkersNotStarted`."""
         environment = {**environment, _MARK: self._mark}
         try:
-            worker = _spawn(local_rank, command, cold(environment), streams, ())
+            worker = spawn(local_rank, command, cold(environment), streams, ())
         finally:
             streams.close()
         worker.environment = environment

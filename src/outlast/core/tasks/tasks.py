@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 
+from outlast.core.tasks.memory import doubled
 from outlast.protocol.roles import RestartScope, TaskReport, TaskRole
 
 
@@ -130,5 +131,5 @@ class TaskTable:
 
     def _grow(self, slot: TaskSlot) -> bool:
         """Give it twice the memory, as far as it may have that. Returns whether it has more now."""
-        before, slot.memory = slot.memory, max(slot.memory, min(2 * slot.memory, slot.role.max_memory))
+        before, slot.memory = slot.memory, doubled(slot.memory, slot.role.max_memory)
         return slot.memory > before
