@@ -46,9 +46,11 @@ class FailureInfo(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     outlook: str  # of a retry
     default: FailoverStrategy  # what is done if the extension does not decide
+    node_rank: int = -1  # of its node in this generation
+    at: float = 0.0  # wall-clock
 
     @classmethod
-    def of(cls, failure: Failure, *, job: str, generation: int, restarts: int) -> FailureInfo:
+    def of(cls, failure: Failure, *, job: str, generation: int, restarts: int, node_rank: int = -1) -> FailureInfo:
         """As the agent knows it."""
         account, cause = failure.account, failure.cause
         return cls(
@@ -75,6 +77,8 @@ class FailureInfo(msgspec.Struct, frozen=True, kw_only=True):
             domain=cause.domain if cause is not None else "user code",
             outlook=cause.outlook if cause is not None else "unknown",
             default=failure.strategy,
+            node_rank=node_rank,
+            at=failure.at,
         )
 
 
@@ -88,3 +92,7 @@ class FailoverExtension(ABC):
     @abstractmethod
     def get_user_failover_strategy(self, failure_info: FailureInfo) -> FailoverStrategy | None:
         """The strategy for this failure; None: it does not decide."""
+
+    def decide(self, failure_info: FailureInfo) -> FailoverStrategy | None:
+        """What the agent calls. Extensions of another interface translate here (`outlast.dlrover`)."""
+        return self.get_user_failover_strategy(failure_info)

@@ -64,8 +64,7 @@ def test_a_signal_reaches_the_agents_and_nothing_is_left(script: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--on=kubernetes"], "--on=kubernetes is not in this version yet; there are: local, slurm"),
-        (["--on=ray"], "--on=ray is not in this version yet; there are: local, slurm"),
+        (["--on=kubernetes"], "on Kubernetes a job is an ElasticJob: outlast k8s submit (docs/kubernetes.md)"),
         (["--on=slrm"], "--on=slrm: no such platform; did you mean slurm?"),
     ],
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ray_cluster import RayCluster, ray_cluster
 from slurm_cluster import SlurmCluster, slurm
 
 
@@ -21,3 +23,12 @@ def cluster(slurm_of_four: SlurmCluster) -> Iterator[SlurmCluster]:
     """The shared Slurm, with nothing in its queue; put in order again afterwards."""
     yield slurm_of_four
     slurm_of_four.clean()
+
+
+@pytest.fixture(scope="session")
+def ray_of_three(temporary_directory: Path) -> Iterator[RayCluster]:
+    """A Ray cluster of three nodes that all tests share. Its paths are short, because those of sockets must be."""
+    place = temporary_directory / "ray"
+    place.mkdir()
+    with ray_cluster(place, 3) as cluster:
+        yield cluster

@@ -17,6 +17,7 @@ from outlast.jobs.loading import BadJobFile, read
 from outlast.jobs.spec import PLATFORMS, JobSpec
 from outlast.providers.local import LocalProvider, free_port
 from outlast.providers.provider import JobProvider
+from outlast.providers.ray import RayProvider
 from outlast.providers.slurm import SlurmProvider
 from outlast.settings.values import nearest
 
@@ -87,4 +88,6 @@ def _provider(platform: str, join: str, more: int) -> JobProvider[Any]:
         return LocalProvider(free_port())
     if platform == "slurm":
         return SlurmProvider(_program(), join=join, more=more)
-    raise ValueError(f"--on={platform} is not in this version yet; there are: local, slurm")
+    if platform == "ray":
+        return RayProvider()
+    raise ValueError("on Kubernetes a job is an ElasticJob: outlast k8s submit (docs/kubernetes.md)")

@@ -10,13 +10,22 @@ from typing import Any
 import msgspec
 import yaml
 
-from outlast.jobs.spec import ROLE_NAME, JobSpec, Resources, RoleSpec, SlurmOptions, expects, variable_name
+from outlast.jobs.spec import (
+    ROLE_NAME,
+    JobSpec,
+    RayOptions,
+    Resources,
+    RoleSpec,
+    SlurmOptions,
+    expects,
+    variable_name,
+)
 from outlast.settings.loading import checked
 from outlast.settings.settings import SETTINGS
 from outlast.settings.values import nearest, spelled
 from outlast.settings.yaml_files import StrictLoader
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {"resources": Resources, "slurm": SlurmOptions}
+SECTIONS: dict[str, type[msgspec.Struct]] = {"resources": Resources, "slurm": SlurmOptions, "ray": RayOptions}
 # What submit decides itself, and what only a node can know.
 NOT_HERE = {
     "token": "leave it out: each job gets one of its own",

@@ -131,6 +131,26 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ""
 
 
+class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only Ray needs to know."""
+
+    address: Annotated[
+        str, _field("Ray cluster to run on; empty: RAY_ADDRESS, or the one that this machine is part of.", "host:port")
+    ] = ""
+    resources: Annotated[
+        dict[str, float], _field("More Ray resources per node, by name.", "names with numbers, as {accelerator: 1}")
+    ] = {}
+    labels: Annotated[
+        dict[str, str], _field("Label selector for the nodes.", "names with texts, as {market-type: '!spot'}")
+    ] = {}
+    share_nodes: Annotated[
+        bool, _field("Allow several agents of the job on one Ray node, where they fit.", "true or false")
+    ] = False
+    wait: Annotated[
+        bool, _field("Stay until the job ends; false: submit it, and leave it to the cluster.", "true or false")
+    ] = True
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One job: what runs, on how many nodes, and with what.
 
@@ -176,6 +196,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         _field("Where the job runs unless --on says otherwise.", f"one of {', '.join(PLATFORMS)}"),
     ] = "local"
     slurm: Annotated[SlurmOptions, _field("What only Slurm needs to know.", "names with values")] = SlurmOptions()
+    ray: Annotated[RayOptions, _field("What only Ray needs to know.", "names with values")] = RayOptions()
 
     @property
     def least_nodes(self) -> int:

@@ -218,6 +218,14 @@ class Settings(JobSettings, frozen=True, kw_only=True):
             "Seconds that snapshots in shared memory outlive an agent that was killed, for the next one of its name."
         ),
     ] = 60.0
+    shm_reserve: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=1 << 50),
+        _about(
+            "Bytes of shared memory that snapshots leave free, for others who will need it. On Ray: the size of the "
+            "node's object store, unless it is set."
+        ),
+    ] = 0
     replicas: Annotated[
         int,
         msgspec.Meta(ge=0, le=1),

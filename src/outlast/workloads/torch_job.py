@@ -88,6 +88,7 @@ class TorchWorkload(Workload):
             "OUTLAST_BOARD": attachments.board,
             "OUTLAST_ARENA": f"{attachments.arena}:{local_rank}" if attachments.arena else "",
             "OUTLAST_PARTNER": attachments.partner,
+            "OUTLAST_SHM_RESERVE": str(self._settings.shm_reserve or ""),
             "OUTLAST_DESK": attachments.requests,
             "OUTLAST_IN_PLACE": attachments.in_place,
             "OUTLAST_STEP_HOOK": "" if self._settings.step_hook else "false",

@@ -34,6 +34,7 @@ ALLOWED = {
     "tracebacks": set(),
     "verdict": {"protocol", "tracebacks"},
     "failover": {"protocol"},
+    "dlrover": {"failover"},
     "rulebook": {"core", "signatures"},
     "journal": {"core", "protocol", "events"},
     "notices": {"events", "system"},

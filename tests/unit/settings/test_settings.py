@@ -58,6 +58,7 @@ def test_the_defaults_are_decisions() -> None:
         "restart_grace": 0.05,
         "planned_change_timeout": 20.0,
         "snapshot_linger": 60.0,
+        "shm_reserve": 0,
         "replicas": 1,
         "warm_start": True,
         "warm_preload": "",

@@ -5,7 +5,9 @@ Nothing that happens here can hold the agent up: it waits as long as it wants, a
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import json
 import os
 import socket
@@ -42,14 +44,36 @@ def load(reference: str) -> FailoverExtension:
         raise ValueError(f"module {module} has no {name}")
     if not (isinstance(found, type) and issubclass(found, FailoverExtension)):
         raise ValueError(f"{name} is no subclass of outlast.FailoverExtension")
+    check_strategies(found)
     made: FailoverExtension = found()
     return made
+
+
+def check_strategies(extension: type) -> None:
+    """Raises ValueError for a strategy in its module that does not exist: better now than at the first failure."""
+    module = sys.modules[extension.__module__]
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return  # there is no source to look at
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or _last_name(node.value) != FailoverStrategy.__name__:
+            continue
+        known = getattr(module, FailoverStrategy.__name__, FailoverStrategy)
+        if not hasattr(known, node.attr):
+            names = [name for name, value in vars(known).items() if isinstance(value, FailoverStrategy)]
+            there = f"there are: {', '.join(names)}"
+            raise ValueError(f"line {node.lineno}: there is no FailoverStrategy.{node.attr}; {there}")
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def answer(extension: FailoverExtension, line: bytes) -> dict[str, Any]:
     """Ask it."""
     try:
-        said = extension.get_user_failover_strategy(msgspec.json.decode(line, type=FailureInfo))
+        said = extension.decide(msgspec.json.decode(line, type=FailureInfo))
     except Exception as error:  # noqa: BLE001  (of the user)
         traceback.print_exc()
         return {"failed": f"raised {type(error).__name__}: {error}"}

@@ -154,7 +154,13 @@ class Investigation:
             if first and gpus.concerned(evidence):
                 found = judged(failure, replace(evidence, gpus=await gpus.states()))
             if first and self._extension is not None:
-                info = FailureInfo.of(found, job=self._job, generation=place.generation, restarts=place.restart_count)
+                info = FailureInfo.of(
+                    found,
+                    job=self._job,
+                    generation=place.generation,
+                    restarts=place.restart_count,
+                    node_rank=place.group_rank,
+                )
                 strategy = await self._extension.ask(info)
                 if strategy is not None:
                     found = replace(found, strategy=strategy, decided=f"decided by {self._extension.reference}")

@@ -8,6 +8,8 @@ from pathlib import Path
 from outlast.checkpoint.memory.slot import HEAD
 from outlast.system import proc
 
+RESERVE = "OUTLAST_SHM_RESERVE"  # bytes that are left to others: Ray's object store takes its memory as it fills
+
 
 class NoRoom(OSError):
     """There is too little shared memory for the state. The message says how much is needed, and what to do."""
@@ -15,7 +17,9 @@ class NoRoom(OSError):
 
 def lack_of_room(directory: Path | None, needed: int, room: int) -> str:
     """What is missing, and what to do: "4.0 GiB of shared memory …"."""
-    free = f"and {_shown(room)} are free"
+    kept = _reserved()
+    others = f" beside the {_shown(kept)} kept for others (shm_reserve)" if kept else ""
+    free = f"and {_shown(room)} are free{others}"
     if directory is None:
         return f"{_shown(needed)} of memory, {free}: free some, or save less"
     return (
@@ -30,12 +34,16 @@ def has_room(directory: Path, size: int) -> bool:
 
 
 def free_room(directory: Path | None) -> int:
-    """Bytes that can be had: of the file system, and of the machine."""
+    """Bytes that can be had: of the file system, and of the machine; less what is left to others."""
     available = proc.available_memory()
-    if directory is None:
-        return available
-    status = os.statvfs(directory if directory.exists() else directory.parent)
-    return min(available, status.f_bavail * status.f_frsize)
+    if directory is not None:
+        status = os.statvfs(directory if directory.exists() else directory.parent)
+        available = min(available, status.f_bavail * status.f_frsize)
+    return max(available - _reserved(), 0)
+
+
+def _reserved() -> int:
+    return int(os.environ.get(RESERVE) or 0)
 
 
 def _shown(size: int) -> str:

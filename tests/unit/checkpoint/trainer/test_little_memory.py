@@ -54,6 +54,16 @@ def test_a_state_that_does_not_fit_is_refused_by_the_first_save_on_all_ranks(tmp
         assert "and 11 MiB are free: give more" in str(error)
 
 
+def test_what_is_kept_for_others_counts_as_taken(tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"w": torch.ones(MIB // 4)}
+    monkeypatch.setenv("OUTLAST_SHM_RESERVE", str(10 * MIB))
+    with pytest.raises(NoRoom, match=r"and 1 MiB are free beside the 10 MiB kept for others \(shm_reserve\)"):
+        worker(tmp_path, shm, 0).save(1, state)
+    monkeypatch.setenv("OUTLAST_SHM_RESERVE", str(MIB))
+    saves = worker(tmp_path, shm, 0)
+    saves.save(1, state)
+
+
 def test_what_one_rank_cannot_save_is_raised_on_all(tmp_path: Path, shm: Path) -> None:
     def body(rank: int) -> None:
         worker(tmp_path, shm, rank).save(1, {"w": torch.ones(3), f"of {rank}": (lambda: 0) if rank else 0})
