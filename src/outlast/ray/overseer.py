@@ -42,6 +42,7 @@ from outlast.verdict import Verdict
 log = logging.getLogger("overseer")
 
 LOOK = 1.0  # seconds between two looks at what nobody tells: Ray's nodes, the job's view
+LONGEST_WAIT = 4.0  # seconds between two attempts to reach a coordinator that does not answer
 ASK_AGAIN = 60.0  # seconds for another node to host the coordinator
 LAST_WORDS = 15.0  # seconds for agents to end by themselves when the job is over
 AVOIDED_AT_MOST = 8  # Ray nodes at a time
@@ -241,16 +242,17 @@ class Overseer:
 
     async def _follow(self) -> None:
         """Hear the events of the job, wherever its coordinator is."""
-        after, run = 0, ""
+        after, run, wait = 0, "", LOOK
         while self._over is None:
             try:
                 async with self._observer() as observer:
                     async for told in observer.events(after, run=run):
                         if isinstance(told, NumberedEvent):
-                            after, run = told.number, observer.run
+                            after, run, wait = told.number, observer.run, LOOK
                             self._hear(told)
             except (CoordinatorUnreachable, ObserverRefused, ValueError):
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
 
     def _hear(self, told: NumberedEvent) -> None:
         event = told.event
