@@ -76,14 +76,14 @@ class FileProbe:
             line, began = calling_line(), time.time()
             made = save(self_, step, state, **options)
             if made:
-                self._saved(self_._directory, line, began, keys=_keys(state), ours=True)
+                self._saved(os.path.realpath(self_._directory), line, began, keys=_keys(state), ours=True)
             return made
 
         def watched_restore(self_: Any, state: Any, **options: Any) -> Any:
             line, began = calling_line(), time.time()
             found = restore(self_, state, **options)
             if found:
-                path = self_._directory
+                path = os.path.realpath(self_._directory)
                 self._recorder.tell("load", path=path, line=line, began=began, error="", step=self._step())
             return found
 
