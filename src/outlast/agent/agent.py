@@ -14,6 +14,7 @@ import threading
 from contextlib import suppress
 
 from outlast import rulebook
+from outlast.agent.chaos.hands import ChaosHands
 from outlast.agent.coordinator_link.client import CoordinatorClient
 from outlast.agent.driver import NodeDriver
 from outlast.agent.monitoring.checker import Checker
@@ -85,6 +86,14 @@ class Agent:
             joined=lambda: self._checker.joined(),
             doors=lambda: self._doors,
             asked=lambda question: self._log_answers.asked(question),
+            hurt=lambda order: self._chaos.ordered(order),
+        )
+        self._chaos = ChaosHands(
+            settings,
+            send=self.client.link.send,
+            pids=lambda: self._runner.pids,
+            hosting=self.client.seat.hosting,
+            others=self.client.present_places,
         )
         self._log_answers = LogAnswers(logs, send=self.client.link.send)
         self._doors = Doors(
@@ -189,6 +198,7 @@ class Agent:
         await self._log_answers.close()
         await self._checker.stop()
         self._requests.close()
+        self._chaos.close()
         self._doors.close()
         if self._extension is not None:
             self._extension.close()  # whoever waits for its answer does so no longer
@@ -240,6 +250,7 @@ class Agent:
             arena=str(self._keeper.arena),
             partner=partner,
             requests=self._requests.address,
+            chaos=self._chaos.directory,
             in_place=self._runner.in_place_address,
         )
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "scale": "set how many nodes a job uses",
     "stop": "stop a job on all of its nodes",
     "restart": "restart a running job with the code that is on disk now",
+    "chaos": "hurt a running job on purpose, and say how it answered",
     "check": "check this node, or several together, and run nothing on them",
     "diagnose": "say what failed first in a job, and why, from its log directory",
     "report": "report where a run's time went, as one HTML file or as text",

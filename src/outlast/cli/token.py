@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from outlast.cli.flags import Parser
 from outlast.transport.token import make
-from outlast.transport.wire import observer_token
+from outlast.transport.wire import chaos_token, observer_token
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,13 +22,18 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="Print the token that may only observe the job whose token OUTLAST_TOKEN is.",
     )
+    parser.add_argument(
+        "--chaos",
+        action="store_true",
+        help="Print the token by which `outlast chaos` may hurt that job, if it was started with --allow-chaos.",
+    )
     args = parser.parse(argv)
-    if not args.observer:
+    if not args.observer and not args.chaos:
         print(make())
         return 0
     token = os.environ.get("OUTLAST_TOKEN", "")
     if not token:
-        print("outlast token: error: set OUTLAST_TOKEN to the token of the job to be observed", file=sys.stderr)
+        print("outlast token: error: set OUTLAST_TOKEN to the token of the job", file=sys.stderr)
         return 1
-    print(observer_token(token))
+    print(chaos_token(token) if args.chaos else observer_token(token))
     return 0

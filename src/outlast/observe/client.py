@@ -33,6 +33,7 @@ from outlast.agent.coordinator_link.link import (
 from outlast.events.events import JobOver
 from outlast.events.numbered import NumberedEvent
 from outlast.launch import Endpoint
+from outlast.protocol.chaos import AskChaos, ChaosFault
 from outlast.protocol.fields import UNREADABLE
 from outlast.protocol.logs import AskLogs, LogsTold
 from outlast.protocol.membership import Refuse
@@ -40,7 +41,7 @@ from outlast.protocol.messages import ToAnybody
 from outlast.protocol.observers import Detail, EventBatch, FollowEvents, FromObserver, Portion, ReadView
 from outlast.protocol.requests import Answer, Ask
 from outlast.protocol.views import JobView
-from outlast.transport.wire import WrongToken
+from outlast.transport.wire import WrongToken, chaos_token
 
 ANSWERED = 25.0  # seconds: a request for events is answered after 10 s at the latest
 GOODBYE = 1.0  # seconds for a connection to close
@@ -248,11 +249,18 @@ class Observer:
         """End the job."""
         return await self._ask("stop")
 
+    async def hurt(self, node: str, fault: ChaosFault, right: str = "") -> Answer:
+        """Have this fault happen on this node. `right`: the job's chaos token; empty: made from the job's own."""
+        right = right or chaos_token(self._token or "")
+        return await self._asked(AskChaos(_who(), self.job, right, node, fault))
+
     async def _ask(self, what: str, subject: str = "") -> Answer:
+        return await self._asked(Ask(what, _who(), self.job, subject))
+
+    async def _asked(self, question: Ask | AskChaos) -> Answer:
         line = await self._open()
         await line.close()
         assert line.connection.endpoint is not None
-        question = Ask(what, f"{_user()} on {socket.gethostname()}"[:255], self.job, subject)
         return await ask(line.connection.endpoint, self._token, self._tls, question)
 
     async def _open(self) -> _Line:
@@ -308,6 +316,10 @@ class Observer:
         self.job, self.run = batch.job, batch.run
         told = [Endpoint(host, port) for host, port in batch.places if port]
         self._places += [place for place in told if place not in self._places]
+
+
+def _who() -> str:
+    return f"{_user()} on {socket.gethostname()}"[:255]
 
 
 def _user() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outlast.protocol.chaos import AskChaos, ChaosBegun, ChaosOrder
 from outlast.protocol.checks import Findings, Probe
 from outlast.protocol.generations import Halt, Start, Stop
 from outlast.protocol.hangs import Agreed, Look, Measure, Named, Seen
@@ -14,7 +15,7 @@ from outlast.protocol.shards import Query, Told
 from outlast.protocol.snapshots import Stride
 from outlast.protocol.succession import Charter, Resign, Standing
 
-FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query | LogAnswer
+FromAgent = Join | Report | Seen | Paces | Findings | Ask | Query | LogAnswer | ChaosBegun
 FromCoordinator = (
     Standing
     | Welcome
@@ -38,6 +39,7 @@ FromCoordinator = (
     | EventCopies
     | Resign
     | LogQuestion
+    | ChaosOrder
 )
-ToCoordinator = FromAgent | ReadView | FollowEvents | AskLogs
+ToCoordinator = FromAgent | ReadView | FollowEvents | AskLogs | AskChaos
 ToAnybody = FromCoordinator | Portion

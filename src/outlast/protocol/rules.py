@@ -21,6 +21,7 @@ class Rules(JobSettings, frozen=True, kw_only=True):
     max_restarts: int = 0
     alone: bool = False  # no other node can ever come: nobody could take this one's place, however long it is silent
     check_only: bool = False  # nodes are checked, and nothing is run on them
+    chaos: str = ""  # the digest of the token by which faults may be asked for; empty: by nobody
 
     @classmethod
     def of(
@@ -33,6 +34,7 @@ class Rules(JobSettings, frozen=True, kw_only=True):
         max_restarts: int,
         alone: bool,
         check_only: bool,
+        chaos: str = "",
     ) -> Rules:
         """The rules of a job with these settings."""
         wanted = {name: value for name, value in asdict(settings).items() if name in JobSettings.__struct_fields__}
@@ -48,5 +50,6 @@ class Rules(JobSettings, frozen=True, kw_only=True):
             max_restarts=max_restarts,
             alone=alone,
             check_only=check_only,
+            chaos=chaos,
             **wanted,
         )

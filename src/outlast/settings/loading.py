@@ -23,6 +23,7 @@ OWN_VARIABLES = frozenset(
         CFG_PATH,
         "OUTLAST_ARENA",
         "OUTLAST_BOARD",
+        "OUTLAST_CHAOS",
         "OUTLAST_CLUSTER",
         "OUTLAST_CHECK",
         "OUTLAST_DESK",

@@ -128,6 +128,10 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(ge=1, le=1e6),
         _about("Calibrated time-outs are the longest time that any rank has measured, times this."),
     ] = 5.0
+    allow_chaos: Annotated[
+        bool,
+        _about("Let `outlast chaos` hurt this job on purpose.", switch=("--allow-chaos", "true")),
+    ] = False
     network_check: Annotated[
         bool,
         _about(

@@ -43,6 +43,15 @@ def observer_token(token: str) -> str:
     return READ_ONLY_TOKEN + blake2b(token.encode(), digest_size=16, person=b"outlast observe").hexdigest()
 
 
+def chaos_token(token: str) -> str:
+    """The token by which faults may be asked for in the job of this token, if it was started with --allow-chaos.
+
+    >>> chaos_token("secret").startswith("chaos-")
+    True
+    """
+    return "chaos-" + blake2b(token.encode(), digest_size=12, person=b"outlast chaos").hexdigest()
+
+
 class WireError(Exception):
     """The other end does not speak with us as it should; the message says what is wrong, for the log."""
 

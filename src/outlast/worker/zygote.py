@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from outlast.system import prctl
-from outlast.worker import dump, gpu_count, last_words, lessons, probe, step_hook, store
+from outlast.worker import chaos, dump, gpu_count, last_words, lessons, probe, step_hook, store
 from outlast.worker.appearance import Appearance
 from outlast.worker.fitness import overshadowed, settle_ranks, unfit, unwatch_environment, watch_environment
 from outlast.worker.import_watch import ImportWatch, LeftOut
@@ -287,6 +287,7 @@ def be_born(births: dict[str, Any], birth: dict[str, Any], descriptors: list[int
     last_words.install()
     step_hook.install()
     probe.install()
+    chaos.install()
     lessons.report_later(births["news"], known=frozenset(sys.modules))
 
 

@@ -17,7 +17,15 @@ from outlast.workloads.workload import Attachments, Preload, Workload
 # Ours alone: the token would let any code that a worker runs steer the job, and the launcher's own error file and
 # board belong to whoever started the launcher. A worker's error file is named when its logs are opened.
 WITHHELD = (
-    *("OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_DESK", "OUTLAST_IN_PLACE", "OUTLAST_PARTNER", "OUTLAST_STEP_HOOK"),
+    *(
+        "OUTLAST_ARENA",
+        "OUTLAST_BOARD",
+        "OUTLAST_CHAOS",
+        "OUTLAST_DESK",
+        "OUTLAST_IN_PLACE",
+        "OUTLAST_PARTNER",
+        "OUTLAST_STEP_HOOK",
+    ),
     *("OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE"),
 )
 # Every worker gets its own. Those of whoever started the agent (Kubernetes, Slurm: each node has a rank) would make the
@@ -87,6 +95,7 @@ class TorchWorkload(Workload):
         offered = {
             "OUTLAST_BOARD": attachments.board,
             "OUTLAST_ARENA": f"{attachments.arena}:{local_rank}" if attachments.arena else "",
+            "OUTLAST_CHAOS": f"{attachments.chaos}/{local_rank}" if attachments.chaos else "",
             "OUTLAST_PARTNER": attachments.partner,
             "OUTLAST_SHM_RESERVE": str(self._settings.shm_reserve or ""),
             "OUTLAST_DESK": attachments.requests,

@@ -17,6 +17,7 @@ class Attachments(msgspec.Struct, frozen=True, kw_only=True):
     arena: str = ""  # where its snapshots go
     partner: str = ""  # the host that gets copies of them
     in_place: str = ""  # where it says that it can be restarted in place (`agent/processes/in_place.py`)
+    chaos: str = ""  # where faults that a task has to do itself are left for it (`worker/chaos.py`)
     requests: str = ""  # where it asks for shards (`agent/processes/worker_requests.py`)
     addresses: tuple[str, ...] = ()  # of a job with roles: where each task listens, HOST:PORT, by local rank
     life: int = 1  # likewise: the number of its process

@@ -126,6 +126,7 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         "--ft-straggler",
         *("--ft-straggler-factor", "--ft-straggler_factor"),
         *("--ft-store-ports", "--ft-store_ports"),
+        *("--ft-allow-chaos", "--ft-allow_chaos", "--allow-chaos", "--allow_chaos"),
         *("--ft-network-check", "--ft-network_check", "--network-check", "--network_check"),
         *("--ft-exclude-straggler", "--ft-exclude_straggler", "--exclude-straggler", "--exclude_straggler"),
         *("--ft-slow-node-factor", "--ft-slow_node_factor"),

@@ -85,6 +85,7 @@ def test_the_defaults_are_decisions() -> None:
         "eviction_limit": 3,
         "straggler": "warn",
         "straggler_factor": 1.2,
+        "allow_chaos": False,
         "network_check": False,
         "exclude_straggler": False,
         "slow_node_factor": 2.0,

@@ -7,6 +7,7 @@ import ssl
 
 from outlast.agent.coordinator_link.link import FAILED, Connection, CoordinatorUnreachable, connect, why_not
 from outlast.launch import Endpoint
+from outlast.protocol.chaos import AskChaos
 from outlast.protocol.messages import ToAnybody
 from outlast.protocol.requests import Answer, Ask
 from outlast.transport.wire import WrongToken
@@ -14,7 +15,7 @@ from outlast.transport.wire import WrongToken
 PATIENCE = 10.0
 
 
-async def ask(endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None, question: Ask) -> Answer:
+async def ask(endpoint: Endpoint, token: str | None, tls: ssl.SSLContext | None, question: Ask | AskChaos) -> Answer:
     """The coordinator's answer. Raises `CoordinatorUnreachable`, with a line that says what to do."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[Answer] = loop.create_future()

@@ -19,6 +19,7 @@ from outlast.core.node.commands import ForCoordinator, Host, Mandate, Retire, Sh
 from outlast.core.node.inputs import Connected, Disconnected, NotHosted, Received
 from outlast.launch import Endpoint, Launch
 from outlast.platforms.infrastructure import infra_rank
+from outlast.protocol.chaos import ChaosOrder
 from outlast.protocol.fields import sendable_path
 from outlast.protocol.logs import LogQuestion
 from outlast.protocol.membership import Join, Over, Report, Welcome
@@ -34,7 +35,7 @@ log = logging.getLogger("agent")
 class CoordinatorClient:
     """The owner of one node's link. `joined` is called once, when a coordinator has first taken this node in.
 
-    `asked` answers questions about logs.
+    `asked` answers questions about logs; `hurt` does what `outlast chaos` asks for.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CoordinatorClient:
         joined: Callable[[], None],
         doors: Callable[[], Doors],
         asked: Callable[[LogQuestion], None],
+        hurt: Callable[[ChaosOrder], None],
     ) -> None:
         self._launch = launch
         self._place = place
@@ -57,6 +59,7 @@ class CoordinatorClient:
         self._doors = doors
         self._asked = asked
         self._queued = max(0.0, time.time() - settings.submitted) if settings.submitted else 0.0
+        self._hurt = hurt
         self._infra_rank = launch.node_rank if launch.node_rank is not None else infra_rank(os.environ)
         self._welcomed = False
         self._hung_up_since = float("nan")
@@ -98,6 +101,9 @@ class CoordinatorClient:
             return
         if isinstance(message, LogQuestion):
             self._asked(message)
+            return
+        if isinstance(message, ChaosOrder):
+            self._hurt(message)
             return
         if isinstance(message, Welcome) and not self._welcomed:
             self._welcomed = True

@@ -99,6 +99,11 @@ class Hosting:
         return self._keeping is not None and not self._keeping.done()
 
     @property
+    def pid(self) -> int | None:
+        """The coordinator's process, if one runs here."""
+        return self._process.pid if self._process is not None and self.active else None
+
+    @property
     def endpoint(self) -> Endpoint:
         """Where this node reaches it."""
         assert self._listener is not None

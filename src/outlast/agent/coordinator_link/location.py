@@ -16,6 +16,7 @@ from outlast.core.coordinator.history import History
 from outlast.core.node.commands import Mandate
 from outlast.journal import recall
 from outlast.launch import Endpoint, Launch
+from outlast.protocol.chaos import right_digest
 from outlast.protocol.fields import sendable_path
 from outlast.protocol.observers import EventCopies
 from outlast.protocol.requests import Ask
@@ -25,7 +26,7 @@ from outlast.settings.settings import Settings
 from outlast.transport import token as tokens
 from outlast.transport.commission import Commission
 from outlast.transport.token import Record
-from outlast.transport.wire import READ_ONLY_TOKEN
+from outlast.transport.wire import READ_ONLY_TOKEN, chaos_token
 
 log = logging.getLogger("agent")
 
@@ -97,6 +98,8 @@ class CoordinatorLocation:
             raise
         level = logging.INFO if self._launch.max_nodes > 1 else logging.DEBUG
         log.log(level, "hosting the coordinator at %s", self.endpoint)
+        if self._settings.allow_chaos:
+            log.warning("this job may be hurt on purpose: outlast chaos --chaos-token=%s", chaos_token(self._secret))
 
     def take(self, mandate: Mandate) -> bool:
         """Host the coordinator from now on, because the one before cannot be reached; False where it cannot be."""
@@ -203,4 +206,5 @@ class CoordinatorLocation:
             max_restarts=launch.max_restarts,
             alone=launch.endpoint.port == 0,  # nobody else knows the port of a job that chose its own
             check_only=launch.check_only,
+            chaos=right_digest(chaos_token(self._secret or "")) if self._settings.allow_chaos else "",
         )

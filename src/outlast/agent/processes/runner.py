@@ -78,6 +78,11 @@ class WorkerRunner:
         self._group: WorkerGroup | None = None
         self._finished: WorkerGroup | None = None  # all of its workers have succeeded; something of it may run on
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers of the present generation, by local rank."""
+        return self._group.pids if self._group is not None else ()
+
     def start(self, assignment: Assignment, keeping: Keeping) -> None:
         """Start the workers of a generation."""
         if assignment.fresh:

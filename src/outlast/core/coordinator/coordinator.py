@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Generic
 
+from outlast.core.coordinator.chaos_relay import ChaosRelay
 from outlast.core.coordinator.commands import Break, Close, Command, Connection, JournalEntry, PublishEvent, Write
 from outlast.core.coordinator.copying import EventCopying
 from outlast.core.coordinator.history import History
@@ -30,6 +31,7 @@ from outlast.core.tick import Tick
 from outlast.events.events import JobEvent, JobSuspended
 from outlast.events.numbered import NumberedEvent
 from outlast.events.reasons import NodeLoss
+from outlast.protocol.chaos import AskChaos, ChaosBegun
 from outlast.protocol.checks import Findings
 from outlast.protocol.hangs import Seen
 from outlast.protocol.logs import AskLogs, LogAnswer
@@ -86,6 +88,7 @@ class Coordinator(Generic[Connection]):
         self.observers: Observers[Connection] = Observers(
             self._history, self.view, self._blank_batch, self._current.get, lambda: self.outcome is not None
         )
+        self._chaos: ChaosRelay[Connection] = ChaosRelay(rules, self._current.get)
         self._out: list[Command[Connection]] = []
 
     @property
@@ -138,6 +141,8 @@ class Coordinator(Generic[Connection]):
         self._begin(now)
         if isinstance(message, REQUESTS):
             self._out += self.observers.heard(connection, message, now, unread=unread)
+        elif isinstance(message, AskChaos):  # it has a right of its own, which goes with either token
+            self._out += self._chaos.ask(connection, message)
         elif not may_act:
             refusal = Answer(False, READ_ONLY) if isinstance(message, Ask) else Refuse(READ_ONLY)
             self._out += [Write(connection, refusal), Close(connection)]
@@ -161,6 +166,7 @@ class Coordinator(Generic[Connection]):
         """The connection is no more: its other end closed it, or it broke."""
         self._begin(now)
         self.observers.ended(connection)
+        self._chaos.ended(connection)
         node = self._nodes.pop(connection, None)
         if node is None or self._current.get(node) != connection:
             return self._out
@@ -237,6 +243,8 @@ class Coordinator(Generic[Connection]):
             self._feed(Found(node, message), now)
         elif isinstance(message, LogAnswer):
             self._out += self.observers.log_answered(node, message, now)
+        elif isinstance(message, ChaosBegun):
+            self._out += self._chaos.begun(node, message)
         else:
             assert not isinstance(message, Join | Ask)
             self._feed(Queried(node, message), now)
@@ -297,4 +305,5 @@ class Coordinator(Generic[Connection]):
         self._paces.pop(node, None)
         gone = self._current.pop(node, None)
         self._out += self.observers.node_lost(node)
+        self._out += self._chaos.node_lost(node)
         return gone

@@ -18,12 +18,13 @@ def begin() -> None:
         be_zygote(int(descriptor), modules)
         return
     cover_tracks()
-    from outlast.worker import dump, last_words, lessons, probe, step_hook, store
+    from outlast.worker import chaos, dump, last_words, lessons, probe, step_hook, store
 
     dump.install()
     last_words.install()
     step_hook.install()
     probe.install()
+    chaos.install()
     if purpose == "worker":
         store.await_before_asking()
         lessons.report_later(int(descriptor))
