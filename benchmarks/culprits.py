@@ -4,7 +4,7 @@
     python benchmarks/culprits.py --record FILE [--without-py-spy]
 
 A job with real agents on two hosts (network namespaces: as root), half of the ranks on each. Each generation hangs in
-another way, is found by a time-out, named by the coordinator and ended; the next one is its recovery. Right is who did
+another way, is found by a timeout, named by the coordinator and ended; the next one is its recovery. Right is who did
 it and as what sort of hang. The last lines are the share of right names, and every miss with the sentence that a user
 would have read. `--record` makes the cases of the unit tests instead: what is seen, without agents.
 """

@@ -1,8 +1,8 @@
 """From a rank that hangs to its end, and to the first step of the next generation on all ranks.
 
 A DDP training on one node: gloo on CPU. Every step is a heartbeat. The last rank hangs in the midst of training, in one
-of two ways: it sleeps for ever, or it holds the interpreter's lock for ever. All launchers have the same time-out.
-Outlast and nvidia-resiliency-ext watch heartbeats; torchrun has nothing but the time-out of the process group, with
+of two ways: it sleeps for ever, or it holds the interpreter's lock for ever. All launchers have the same timeout.
+Outlast and nvidia-resiliency-ext watch heartbeats; torchrun has nothing but the timeout of the process group, with
 which the other ranks fail. Counted from the last heartbeat.
 
     python benchmarks/hang.py [--quick] [--peers]
@@ -98,7 +98,7 @@ def contenders(place: Path | None) -> dict[str, Contender]:
     ours = (f"--ft-rank-heartbeat-timeout={TIMEOUT}", "--ft-log-level=debug")
     found = {
         OURS: Contender(here("outlast", "outlast", *ours), "zygote is ready"),
-        "torchrun, group time-out": Contender(here("torchrun", "none")),
+        "torchrun, group timeout": Contender(here("torchrun", "none")),
     }
     home = peers.environment("nvidia-resiliency-ext", place) if place is not None else None
     if home is not None:
@@ -195,12 +195,12 @@ def measure(found: dict[str, Contender], nproc: int, args: argparse.Namespace) -
     header = [
         "launcher",
         "hang",
-        "its end after the time-out, s",
-        "next step after the time-out, s",
+        "its end after the timeout, s",
+        "next step after the timeout, s",
         "in all",
         "times ours",
     ]
-    return f"{nproc} ranks, time-out {TIMEOUT:g} s\n{table([*header, 'hangs'], rows)}\n"
+    return f"{nproc} ranks, timeout {TIMEOUT:g} s\n{table([*header, 'hangs'], rows)}\n"
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
 
 A real Slurm on hosts of its own (network namespaces), as root; scripts/install-slurm installs it. Both run the same
 script on the same cluster in one run. Slurm alone: a batch job with `srun`, which Slurm requeues when it has noticed
-the loss. Its time-outs are shorter here than by default (SlurmdTimeout 10 s, not 300 s; requeue after 6 s, not 121 s),
+the loss. Its timeouts are shorter here than by default (SlurmdTimeout 10 s, not 300 s; requeue after 6 s, not 121 s),
 so the ratio is a lower bound.
 """
 

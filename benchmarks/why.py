@@ -47,9 +47,9 @@ CAUSES = {
 }
 # What the paragraph must name: the place, and the cause.
 LIVE = {
-    "kill -9": ("on node ", "somebody killed the process"),
+    "kill -9": ("on node ", "the process was killed"),
     "exception": ("rank 1 on node b", "RuntimeError"),
-    "hang": ("rank 1 on node b", "is the one that others wait for"),
+    "hang": ("rank 1 on node b", "blocks the others"),
     "node lost": ("node b", "its connection closed"),
 }
 

@@ -5,7 +5,7 @@
 
 Rank 1 hangs in step 30 of the first attempt; ten seconds later it is named and ended, and all ranks go on from the last
 checkpoint. Without `--ft-…` nobody is ended before the job has been calibrated: after some steps the ranks agree on
-time-outs that fit what they have measured, and keep them in the checkpoint for the next run.
+timeouts that fit what they have measured, and keep them in the checkpoint for the next run.
 """
 
 import argparse

@@ -190,7 +190,7 @@ def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Url:
 
 @pytest.fixture
 def proxy(s3_port: int, s3: Url, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Between the tests and the server, with short time-outs."""
+    """Between the tests and the server, with short timeouts."""
     assert s3
     made = Proxy(s3_port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)

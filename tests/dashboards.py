@@ -129,9 +129,7 @@ class SimulatedJob:
         rank = 3 % (len(self.names) * self.workers)
         node = self.names[rank // self.workers]
         where = "DataLoader.__next__ at train.py:81"
-        sentence = (
-            f"rank {rank} on {node} is the one that others wait for: stuck in {where}; 7 ranks wait in all_reduce"
-        )
+        sentence = f"rank {rank} on {node} blocks the others: stuck in {where}; 7 ranks wait in all_reduce"
         hang = events.HangNamed(
             generation=self.generation,
             ranks=(rank,),

@@ -173,7 +173,7 @@ class Hang:
         return right(self.kind, self.culprit, verdict.culprits, verdict.kind)
 
     async def settle(self) -> None:
-        """Wait until nobody moves any more: what a time-out would have waited for. Nobody is disturbed by it."""
+        """Wait until nobody moves any more: what a timeout would have waited for. Nobody is disturbed by it."""
         deadline = time.monotonic() + PATIENCE
         for process in self.ranks:
             await asyncio.to_thread(process.wait_for, "^hangs", PATIENCE, anywhere=True)

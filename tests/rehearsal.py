@@ -120,7 +120,7 @@ def sent(commands: list[Command], kind: type) -> list[str]:
 
 
 UNKNOWN = ReportedCause("unknown", "exit code 3", seen="exit code 3")
-NO_CURE = ReportedCause("missing-file", "a file is not there", domain="data", outlook="cannot help")
+NO_CURE = ReportedCause("missing-file", "a file is missing", domain="data", outlook="cannot help")
 GPU = ReportedCause("gpu-lost", "the GPU is gone", domain="gpu", outlook="cannot help")
 LOST = ReportedCause("gloo-error", "gloo lost its peers", role="cascade", domain="network")
 

@@ -229,7 +229,9 @@ class Journal:
                 return
             self._stalled = not self._news.wait_for(lambda: not self._tasks, seconds)
         if self._stalled:
-            log.warning("the disk of the journal %s stands still: the job goes on without waiting for it", self._path)
+            log.warning(
+                "the disk of the journal %s does not answer: the job continues without waiting for it", self._path
+            )
 
     def _run(self) -> None:
         assert self._file is not None
@@ -245,7 +247,7 @@ class Journal:
                     self._tasks.popleft()
                     self._news.notify_all()
         except OSError as error:
-            log.error("the journal %s cannot be written (%s): the job goes on without it", self._path, error.strerror)
+            log.error("the journal %s cannot be written (%s): the job continues without it", self._path, error.strerror)
         finally:
             with self._news:
                 os.close(self._file)

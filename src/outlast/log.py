@@ -45,7 +45,7 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record) + "\n"
         if self._left_out:
-            text = f"[outlast] {self._left_out} lines left out: this console is slow\n{text}"
+            text = f"[outlast] {self._left_out} lines dropped: this console is slow\n{text}"
         try:
             self._send(text.encode(errors="backslashreplace"))
         except BlockingIOError:

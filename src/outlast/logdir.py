@@ -41,7 +41,7 @@ class LogDir(msgspec.Struct, frozen=True):
 def read(path: Path) -> LogDir:
     """The last attempt of the newest job in there. Raises ValueError in one line, and `NothingFailed`."""
     if not path.is_dir():
-        raise ValueError(f"{path} is no directory: give the --log-dir of the job")
+        raise ValueError(f"{path} is not a directory: give the --log-dir of the job")
     attempts = _attempts(path)
     if not attempts:
         raise ValueError(f"{path} holds no attempt_0 or the like: give the --log-dir of the job, or a directory in it")

@@ -91,7 +91,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def _parts(self) -> Iterator[list[str]]:
         first, cause = self.first, self.cause
         yield _part("failed first", [f"{_who(first)}: {_ended(first)}", _when(first)])
-        retry = {"unknown": "nobody knows whether a retry helps"}.get(cause.outlook, f"a retry {cause.outlook}")
+        retry = {"unknown": "whether a retry helps is unknown"}.get(cause.outlook, f"a retry {cause.outlook}")
         yield _part("cause", [f"{cause.title} ({cause.name}; {cause.domain}; {retry})", *_wrapped(cause.explain)])
         yield _part("seen", [*first.kernel[:2], *([cause.seen] if cause.seen not in first.kernel else [])])
         yield _part("GPUs", list(first.gpus[:SHOWN_GPUS]))
@@ -178,12 +178,12 @@ def _who(first: First) -> str:
 def _ended(first: First) -> str:
     code = first.exit_code
     if first.hung:
-        return "hung, and was ended"
+        return "hung, and was killed"
     if first.exception:
         said = " ".join(first.message.split())
         return f"{first.exception}: {said[:WIDTH]}" if said else first.exception
     if code is None:
-        return "how it ended is not known"
+        return "its exit code is unknown"
     if code >= 0:
         return f"exit code {code}"
     return f"signal {-code} ({next((each.name for each in signal.Signals if each == -code), 'unknown')})"

@@ -114,7 +114,7 @@ def test_what_is_no_python_is_not_tried_again(tmp_path: Path) -> None:
     process = fail(tmp_path, script=script, flags=("--max-restarts=3",), code=NO_REQUEUE)
     assert verdict(tmp_path).cause.name == "syntax-error"
     (line,) = errors(process)
-    assert line.endswith("the script is no valid Python (syntax-error); no restart, for it could not help")
+    assert line.endswith("the script is not valid Python (syntax-error); no restart, for it could not help")
     assert "1 generation, 0 restarts" in process.output
 
 
@@ -196,7 +196,7 @@ def test_without_log_files_the_exception_is_known_all_the_same() -> None:
         assert process.wait() == 1
     assert "failed first: rank 0" in process.output
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'" in process.output
-    assert "cause:        a file is not there (missing-file; data; a retry cannot help)" in process.output
+    assert "cause:        a file is missing (missing-file; data; a retry cannot help)" in process.output
     assert "To enable traceback see" in process.output  # torchrun's summary is as it was
 
 
@@ -210,7 +210,7 @@ def test_the_logs_of_torchrun_say_the_same(tmp_path: Path) -> None:
     )
     told = subprocess.run([sys.executable, "-m", "outlast", "diagnose", logs], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
-    assert "cause:        a file is not there (missing-file; data; a retry cannot help)" in told.stdout
+    assert "cause:        a file is missing (missing-file; data; a retry cannot help)" in told.stdout
 
 
 # -- four strategies, by rule and by extension, on several nodes
@@ -269,7 +269,7 @@ def test_node_goes_on_with_the_spare(three_nodes: Callable[..., list[Process]]) 
 def test_global_starts_everything_anew(three_nodes: Callable[..., list[Process]]) -> None:
     with ExitStack() as stack:
         a, b, c = three_nodes(stack, "GLOBAL", "--ft-warm-preload=json")
-        a.wait_for(r"restart 1 of 1: rank 1 on node b failed .*, everything anew", anywhere=True)
+        a.wait_for(r"restart 1 of 1: rank 1 on node b failed .*, everything restarted", anywhere=True)
         assert (a.wait(), b.wait(), c.wait()) == (0, 0, 0)
 
 

@@ -20,12 +20,12 @@ COLD_START = ["--ft-initial-rank-heartbeat-timeout=8", "--warm-start=false"]
 @pytest.mark.parametrize(
     ("how", "flags", "sentence"),
     [
-        ("sleep", ["--ft-rank-heartbeat-timeout=2"], "it gave no heartbeat and made no step for 2 s; step 3 was "),
+        ("sleep", ["--ft-rank-heartbeat-timeout=2"], "it had no heartbeat or step for 2 s; step 3 was "),
         ("silent", COLD_START, "it gave no sign of life within 8 s of its start"),
         ("section", ["--ft-rank-section-timeouts=step:2"], "it has been in section 'step' for 2 s; in epoch > step"),
         ("outside", ["--ft-rank-out-of-section-timeout=2"], "it has been outside any section for 2 s"),
-        ("stopped", ["--ft-rank-heartbeat-timeout=2"], "it gave no heartbeat and made no step for 2 s"),
-        ("holding", ["--ft-rank-heartbeat-timeout=2"], "it gave no heartbeat and made no step for 2 s"),
+        ("stopped", ["--ft-rank-heartbeat-timeout=2"], "it had no heartbeat or step for 2 s"),
+        ("holding", ["--ft-rank-heartbeat-timeout=2"], "it had no heartbeat or step for 2 s"),
     ],
 )
 def test_a_rank_that_hangs_is_named_and_ended_and_the_job_goes_on(how: str, flags: list[str], sentence: str) -> None:
@@ -48,7 +48,7 @@ def test_with_no_restart_left_the_summary_names_the_rank_that_hung_as_the_root_c
         assert "rank 2 on node b hung, and no restart is allowed" in error
         assert "failed first: rank 2 on node b (host" in each.output
         verdict = each.output.partition("failed first: ")[2]
-        assert "hung, and was ended" in verdict
+        assert "hung, and was killed" in verdict
         assert verdict.count("it has been in section 'step' for 2 s") == 1
         root = each.output.partition("Root Cause")[2]
         assert "rank      : 2 (local_rank: 0)" in root
@@ -91,7 +91,7 @@ def test_a_section_with_a_timeout_that_nobody_enters_is_mentioned_once(tmp_path:
         assert process.wait() == 0, process.output
     told = [line for line in process.lines if "has entered the section" in line]
     assert len(told) == 1
-    assert "'chekpoint', which has a time-out" in told[0]
+    assert "'chekpoint', which has a timeout" in told[0]
     assert "entered were: 'checkpoint'" in told[0]
 
 
@@ -116,7 +116,7 @@ def test_an_agent_that_was_stopped_together_with_its_workers_gives_them_their_ti
         worker = int(process.wait_for(r"rank 1 of generation 1: pid (\d+)", anywhere=True)[1])
         for pid in (process.pid, worker):
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(4)  # far more than its time-out: it is late the moment the agent looks
+        time.sleep(4)  # far more than its timeout: it is late the moment the agent looks
         for pid in (process.pid, worker):
             os.kill(pid, signal.SIGCONT)
         time.sleep(1)  # it is found late now, or not at all
@@ -159,7 +159,7 @@ for step in range(20):
     if step == 5 and rank == "1" and generation == "1":
         time.sleep(3600)
 print(f"rank {rank} of generation {generation}: trained", flush=True)
-os._exit(0)  # a Python that has imported torch may take longer than the test's time-out to end by itself
+os._exit(0)  # a Python that has imported torch may take longer than the test's timeout to end by itself
 """
 
 
@@ -169,9 +169,7 @@ def test_a_script_that_knows_nothing_of_outlast_has_heartbeats_by_its_optimizer(
     script.write_text(STEPS)
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--ft-rank-heartbeat-timeout=4", f"--warm-start={warm}")
     with job(*flags, script=script) as process:
-        process.wait_for(
-            r"rank 1 .* hangs since .*: it gave no heartbeat and made no step for 4 s; step 6 was [\d.]+ s ago"
-        )
+        process.wait_for(r"rank 1 .* hangs since .*: it had no heartbeat or step for 4 s; step 6 was [\d.]+ s ago")
         finished(process)
     for rank in (0, 1):
         assert f"rank {rank} of generation 2: trained" in process.output
@@ -222,7 +220,7 @@ def test_one_rank_asks_and_all_are_calibrated_by_what_all_have_measured(tmp_path
         for each, ranks in ((a, (0, 1)), (b, (2, 3))):
             for rank in ranks:
                 each.wait_for(f"rank {rank} of generation 1: calibrated", anywhere=True)
-        a.wait_for("calibration 1: the time-outs are now .*section 'own-3' ", anywhere=True)
+        a.wait_for("calibration 1: the timeouts are now .*section 'own-3' ", anywhere=True)
         a.wait_for("restart 1 of 1: rank 3 on node b hung$")
         finished(a, b)
     for rank in range(4):

@@ -20,7 +20,7 @@ from jobs import free_port, job
 from processes import Process
 
 NODE_TIMEOUT = 1.0
-FROZEN = 4.0  # seconds: several times the node time-out
+FROZEN = 4.0  # seconds: several times the node timeout
 LATEST = 60.0  # a test that fails leaves nothing frozen behind
 
 PRINTS = """

@@ -105,7 +105,7 @@ def test_a_job_without_log_files_says_how_to_have_some() -> None:
         (line,) = said(outlast("logs", "--job=bare"), 1)
         assert line.endswith("start the job with --tee=3 or --redirects=3 to have logs")
         (calm,) = said(outlast("logs", "--job=bare", "--since-fault"), 1)
-        assert calm == "outlast logs: error: nothing has failed: leave out --since-fault"
+        assert calm == "outlast logs: error: nothing has failed: remove --since-fault"
         assert said(outlast("stop", "--job=bare")) == ["job bare stops"]
         assert process.wait() == 1
     (gone,) = said(outlast("logs", "--job=bare"), 1)

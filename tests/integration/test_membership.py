@@ -107,7 +107,7 @@ def test_the_node_that_hosts_the_coordinator_can_be_drained_too(hosts: Hosts, tm
 
 
 def test_when_every_node_is_drained_the_job_ends_and_waits_for_nobody(hosts: Hosts, tmp_path: Path) -> None:
-    # As when a scheduler's time is up. The long time-outs must not matter.
+    # As when a scheduler's time is up. The long timeouts must not matter.
     flags = ("--nnodes=2:3", *STEADY, "--ft-pend-timeout=600", "--ft-empty-timeout=600")
     with ElasticJob(hosts(3), tmp_path, *flags) as job:
         nodes = job.start_all()
@@ -119,7 +119,7 @@ def test_when_every_node_is_drained_the_job_ends_and_waits_for_nobody(hosts: Hos
 
 
 def test_power_loss_of_a_node_is_noticed_after_the_node_timeout(hosts: Hosts, tmp_path: Path) -> None:
-    # With every time-out as it is by default.
+    # With every timeout as it is by default.
     with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2") as job:
         a, b = job.start_all()
         job.line_up(a, b)
@@ -158,7 +158,7 @@ def test_a_node_that_is_back_before_its_loss_was_noticed_takes_its_own_place(hos
 
 
 def test_an_agent_killed_with_kill_9_is_a_lost_node_at_once(hosts: Hosts, tmp_path: Path) -> None:
-    # Nothing but the closed connection can tell within a node time-out of ten minutes.
+    # Nothing but the closed connection can tell within a node timeout of ten minutes.
     with ElasticJob(hosts(2), tmp_path, "--nnodes=1:2", "--node-timeout=600", "--ft-last-call=30") as job:
         a, b = job.start_all()
         job.line_up(a, b)

@@ -55,7 +55,7 @@ def test_nobody_is_blamed_when_all_are_in_the_same_collective(hosts: Hosts, tmp_
         for node in job.nodes:
             node.wait_for("^hangs", timeout=120, anywhere=True)
         job.cut_training()
-        job.nodes[0].wait_for("nobody is missing; look at the network or a device", timeout=120, anywhere=True)
+        job.nodes[0].wait_for("no rank is missing; check the network or a device", timeout=120, anywhere=True)
         for node in job.nodes:
             assert node.wait(120) == 1, node.output
     (event,) = job.told("hang")
@@ -83,4 +83,4 @@ def test_with_no_restart_left_every_node_says_who_it_was(hosts: Hosts, tmp_path:
             assert node.wait(120) == 1
             root = node.output.partition("Root Cause")[2]
             assert "rank      : 3 (local_rank: 1)" in root
-            assert "rank 3 on host-1 is the one that others wait for: stuck in sleep at train.py" in root
+            assert "rank 3 on host-1 blocks the others: stuck in sleep at train.py" in root

@@ -136,7 +136,7 @@ def test_a_killed_and_a_cut_off_node_are_named_and_replaced_by_spares(
     assert "which are good" in row(coordinator, ".*host-3 +faulty")
     assert not [line for line in coordinator.lines if re.search(r"host-[0145] +(faulty|slow|aside)", line)]
     assert ran_on(agents) == {first.name, second.name, *(spare.name for spare in spares)}
-    told = [line for agent in agents[1:] for line in agent.lines if "left out: " in line]  # of one check, or of two
+    told = [line for agent in agents[1:] for line in agent.lines if "excluded: " in line]  # of one check, or of two
     assert any("host-2, faulty: its check was killed by signal 9" in line for line in told)
     assert all("(the table is in the log of node host-0)" in line for line in told)
 

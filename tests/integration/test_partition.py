@@ -19,7 +19,7 @@ Hosts = Callable[[int], list[Host]]
 
 @pytest.mark.thorough
 def test_a_node_cut_off_for_ten_seconds_is_left_out_and_taken_in_again(hosts: Hosts, tmp_path: Path) -> None:
-    # With every time-out as it is by default.
+    # With every timeout as it is by default.
     with ElasticJob(hosts(3), tmp_path, "--nnodes=1:3", nproc=2) as job:
         a, b, c = job.start_all()
         first = job.line_up(a, b, c)

@@ -13,7 +13,7 @@ import pytest
 from jobs import Worker, errors, free_port, job, workers
 from processes import Process, arguments
 
-PAUSE = 4.0  # seconds, several times the node time-out
+PAUSE = 4.0  # seconds, several times the node timeout
 QUICK = "--node-timeout=1"
 
 

@@ -55,7 +55,7 @@ def test_nodes_join_and_drain_and_no_step_is_trained_twice_or_lost(tmp_path: Pat
         changed("joined", ranks=2, where="memory")
         restart = outlast("restart", f"--rdzv-endpoint=127.0.0.1:{port}")
         assert restart.wait(LONG) == 0, restart.output
-        changed("a restart was asked for", ranks=2, where="memory")
+        changed("asked for a restart", ranks=2, where="memory")
         b.signal(signal.SIGTERM)
         changed("node b is draining", ranks=1, where="step-")
         assert b.wait(LONG) == 1

@@ -12,7 +12,7 @@ import pytest
 from jobs import free_port, job
 
 LINES = 20_000  # of 100 bytes, of each rank: more than all the pipes between them hold
-PAUSE = 4.0  # seconds, several times the node time-out
+PAUSE = 4.0  # seconds, several times the node timeout
 
 PRINTS = f"""
 import os

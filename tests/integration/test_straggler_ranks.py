@@ -46,7 +46,7 @@ def test_if_it_is_asked_for_the_job_goes_on_without_the_node_of_a_slow_rank(tmp_
             options = {"script": SCRIPTS / "stragglers.py", "args": [str(path), "1", str(FIRST), "generation 2"]}
             nodes.append(stack.enter_context(node(name, port, *flags, **options)))
             nodes[-1].wait_for("joined the job")
-        nodes[0].wait_for("generation 1 ends: it goes on without node b for 1800 s: rank 1 on b is .* times slower")
+        nodes[0].wait_for("generation 1 ends: node b is excluded for 1800 s: rank 1 on b is .* times slower")
         nodes[0].wait_for(r"generation 2: 2 nodes, 2 ranks \(a, c\)")
         finished(*nodes)
     events = [json.loads(line) for line in path.read_text().splitlines()]

@@ -202,15 +202,15 @@ def test_it_learns_what_workers_import_and_leaves_out_what_cannot_be_forked(
         worker, there = started(process, 1)
         assert there == []
         for name in ("threaded", "fatal", "crash", "raises", "leaves", "ranked"):
-            process.wait_for(f"the zygote leaves out {name}: ", anywhere=True)
-        process.wait_for("the zygote leaves out ranked: ")
+            process.wait_for(f"the zygote skips {name}: ", anywhere=True)
+        process.wait_for("the zygote skips ranked: ")
         process.wait_for(READY)
         os.kill(worker, signal.SIGKILL)
         worker, there = started(process, 2)
         assert there == ["good", "good.inner", "last"]
         os.kill(worker, signal.SIGUSR1)
         assert process.wait() == 0
-    assert process.output.count("the zygote leaves out ") == len(bad)
+    assert process.output.count("the zygote skips ") == len(bad)
 
 
 def test_own_modules_are_imported_beforehand_only_when_asked_for(

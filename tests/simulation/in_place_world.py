@@ -1,6 +1,6 @@
 """The simulator's world with workers that leave their generation without ending (`docs/in-process.md`).
 
-A stop tells each worker to leave. It does within the time-out, and is parked; or it does not, and is killed. A worker
+A stop tells each worker to leave. It does within the timeout, and is parked; or it does not, and is killed. A worker
 that raises says so at once, and can reach its generation until it has parked. A node is clear of a generation when no
 process on it can reach it any more: that is what `Cleared` means here. The next generation is entered by the processes
 that are parked, and by new ones for the others.

@@ -13,7 +13,7 @@ FAULTS = (
     "kill", "kill", "amnesia", "pause agent", "pause coordinator",
 )  # fmt: skip
 HARMLESS_TO_TIES = ("crash", "power", "drain", "join", "kill", "amnesia")  # what is no partition, nor looks like one
-KILL_SHARE = 0.1  # of the node time-out: the longest that a SIGKILL takes to clear a node
+KILL_SHARE = 0.1  # of the node timeout: the longest that a SIGKILL takes to clear a node
 ORPHAN_SHARE = 0.08  # and the longest that workers outlive their agent
 CLOCK_DRIFT = 0.01
 
@@ -30,11 +30,11 @@ class Schedule:
     quiet: float  # from here on nothing goes wrong any more
     work: float  # how long all members must run together to finish; infinite: they never do
     spread: float  # how far apart they finish
-    shutdown: float  # the whole time-out of a graceful stop
+    shutdown: float  # the whole timeout of a graceful stop
     backoff: float
     revive: float  # the longest that an agent takes to start a coordinator
     latency: float
-    slow: float  # the probability of a message that takes up to one and a half node time-outs
+    slow: float  # the probability of a message that takes up to one and a half node timeouts
     reorder: bool
     loss: float
     double: float

@@ -222,7 +222,7 @@ class Agent:
             self._runner.start(command.assignment, command.keeping)
         elif isinstance(command, commands.StopWorkers):
             grace = self._launch.shutdown_timeout if command.grace is None else command.grace
-            # With the whole shutdown time-out the job or this node's part in it ends: the script hears of it as ever.
+            # With the whole shutdown timeout the job or this node's part in it ends: the script hears of it as ever.
             self._runner.stop(command.generation, grace, in_place=command.grace is not None)
         elif isinstance(command, commands.Lease):
             self._guard.renew(command.until)

@@ -98,7 +98,7 @@ class BoardSlot:
             os.close(descriptor)
         memory = memoryview(mapping)  # which keeps the mapping
         if len(memory) < SIZE:
-            raise ValueError(f"{path} is no board")
+            raise ValueError(f"{path} is not a board")
         header = memory[:SIZE].cast("q")
         if header[MAGIC_AT] != MAGIC or f"{header[KEY_AT]:x}" != key:
             raise ValueError(f"{path} is not the board of this worker's agent")

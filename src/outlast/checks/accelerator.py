@@ -113,5 +113,7 @@ def find(name: str) -> Accelerator:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"accelerator {name!r} ({reference}) cannot be loaded: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Accelerator)):
-        raise ValueError(f"accelerator {name!r}: {reference} is no subclass of outlast.checks.accelerator.Accelerator")
+        raise ValueError(
+            f"accelerator {name!r}: {reference} is not a subclass of outlast.checks.accelerator.Accelerator"
+        )
     return kind()

@@ -127,7 +127,7 @@ def _prune(path: Address, keep_last: int | None) -> int:
     for each in removed:
         print(f"removed {each}")
     for draft in disk.clear_drafts(path):
-        print(f"removed {path / draft.name}, which nobody had written to for long")
+        print(f"removed {path / draft.name}, which was abandoned")
     print(f"{len(disk.found(path))} left")
     return 0
 
@@ -160,7 +160,7 @@ def _export(chosen: FoundCheckpoint, out: str | None, kind: str | None, part: st
         progress(-1)
     if left_out:
         few = ", ".join(left_out[:5]) + (", …" if len(left_out) > 5 else "")
-        print(f"left out, because it is no tensor: {few}", file=sys.stderr)
+        print(f"skipped, not a tensor: {few}", file=sys.stderr)
     print(f"{out}: step {chosen.step}, {_size(Path(out).stat().st_size)}")
     return 0
 

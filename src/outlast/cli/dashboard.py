@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = observing.parser("dashboard", "Shows a running job in a browser. When this process ends, nobody notices.")
+    parser = observing.parser("dashboard", "Shows a running job in a browser. The job does not depend on this process.")
     parser.add_argument("--host", default="127.0.0.1", help="Address to listen on; this machine alone if not given.")
     parser.add_argument("--port", type=int, default=PORT, help=f"Port to listen on; {PORT} if not given, 0: any.")
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="Another name of this page.")
@@ -77,7 +77,7 @@ def _wrong(args: argparse.Namespace) -> str | None:
     if args.no_token and not Endpoint(args.host, 1).loopback:
         return f"--no-token is for this machine alone, and {args.host} can be reached from others"
     if args.no_token and args.allow_actions:
-        return "--allow-actions needs the token: leave out --no-token"
+        return "--allow-actions needs the token: remove --no-token"
     if args.log_dir and not Path(args.log_dir).is_dir():
         return f"--log-dir: there is no directory {args.log_dir}"
     try:

@@ -29,7 +29,7 @@ def host_of(flag: str, text: str) -> str:
         try:
             IPv6Address(host)
         except ValueError:
-            raise ValueError(f"{flag}: {text!r} is no host; write IPv6 as [::1]:29400") from None
+            raise ValueError(f"{flag}: {text!r} is not a host; write IPv6 as [::1]:29400") from None
     elif not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host, re.ASCII) or len(host) > LONGEST:
-        raise ValueError(f"{flag}: {text!r} is no host; give a name or an IP address")
+        raise ValueError(f"{flag}: {text!r} is not a host; give a name or an IP address")
     return host

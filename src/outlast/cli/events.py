@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     if args.after < 0:
         parser.error("--after is the number of an event: 0 or more")
     if args.follow and args.log_dir:
-        parser.error("--follow is for a running job: leave out --log-dir")
+        parser.error("--follow is for a running job: remove --log-dir")
     screen = Screen()
 
     def line(told: NumberedEvent | EventGap, job: str, run: str) -> None:

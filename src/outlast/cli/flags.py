@@ -27,6 +27,12 @@ class Parser(argparse.ArgumentParser):
         """Ends with exit code 2 and one line; argparse would print two screens of usage above it."""
         self.exit(2, f"{self.prog}: error: {message}\n")
 
+    def format_help(self) -> str:
+        """The help with a usage of one line; argparse's has every flag, which is a screen and a half."""
+        words = [each for each in self._actions if not each.option_strings and each.help is not argparse.SUPPRESS]
+        self.usage = f"{self.prog} [flags]" + "".join(f" {each.metavar or each.dest.upper()}" for each in words)
+        return super().format_help()
+
     def unknown(self, flag: str) -> NoReturn:
         """Refuses a flag that does not exist."""
         name = flag.partition("=")[0]
@@ -188,14 +194,14 @@ def _add_torchrun(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -
     value(
         "--rdzv-endpoint",
         "",
-        "HOST:PORT of the node that hosts the coordinator; more of them, after commas, where it may be later.",
+        "HOST:PORT of the node that hosts the coordinator; after commas, where it may move later.",
     )
     value("--rdzv-id", "none", "Name of the job.")
     value("--rdzv-conf", "", "More as KEY=VALUE,…: torchrun's keys, or settings of Outlast.")
     switch("--standalone", "A job on this machine alone: endpoint and job name are chosen for you.")
     value("--max-restarts", 0, "How often workers may be restarted before the job fails.", type=int)
-    value("--monitor-interval", 0.1, "Taken and not needed: nothing is polled.", type=float)
-    value("--start-method", "spawn", "Taken and not needed.", choices=["spawn", "fork", "forkserver"])
+    value("--monitor-interval", 0.1, "Accepted, without effect: nothing is polled.", type=float)
+    value("--start-method", "spawn", "Accepted, without effect.", choices=["spawn", "fork", "forkserver"])
     value("--event-log-handler", "null", "Name of a registered event logging handler.")
     value(
         "--role",

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     args.log_dir += args.directory
     if args.log_dir and args.follow:
-        parser.error("--follow is for a running job: leave out the log directory")
+        parser.error("--follow is for a running job: remove the log directory")
     if args.lines < 1 or (args.rank is not None and args.rank < 0):
         parser.error("--lines is 1 or more, --rank is 0 or more")
     try:
@@ -97,7 +97,7 @@ async def _show(source: LogSource, args: argparse.Namespace, since: float) -> in
 def _fault_of(events: Sequence[TimedEvent]) -> float:
     faults = [each.fault for each in summarize(ledger(events)).faults if not each.fault.planned] if events else []
     if not faults:
-        raise ValueError("nothing has failed: leave out --since-fault")
+        raise ValueError("nothing has failed: remove --since-fault")
     return faults[-1].at / NS - BEFORE
 
 

@@ -43,7 +43,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="outlast report",
         description="Makes one self-contained HTML file of a run: where its time went, what interrupted it, and what "
-        "that cost. Works for a run that failed, was cut short, or still goes on.",
+        "that cost. Works for a run that failed, was cut short, or is still running.",
     )
     parser.add_argument(
         "source",

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         unfinished = "" if books.over or not past else f"; {NO_END}"
         screen.line(why_paragraph(events, books) or f"job {name}: nothing has failed{unfinished}")
         if args.stacks:
-            for line in why_stacks(events, books) or ["the last fault was no hang: there are no stacks"]:
+            for line in why_stacks(events, books) or ["the last fault was not a hang: there are no stacks"]:
                 screen.line(line)
         return 0
 

@@ -37,7 +37,7 @@ class EventStream:
             return
         self._full = self._lines.qsize() >= MOST_WAITING
         if self._full:
-            log.warning("no more events: the disk of %s does not answer; the job goes on", self._path)
+            log.warning("no more events: the disk of %s does not answer; the job continues", self._path)
             return
         self._lines.put(_encoder.encode(json_fields(numbered, job=self._job, run=run)) + b"\n")
 
@@ -64,4 +64,4 @@ class EventStream:
 
     def _give_up(self, error: OSError) -> None:
         self._given_up = True
-        log.warning("no events: %s: %s (--ft-events sets another file); the job goes on", self._path, error.strerror)
+        log.warning("no events: %s: %s (--ft-events sets another file); the job continues", self._path, error.strerror)

@@ -58,7 +58,7 @@ class Accumulation:
     ) -> None:
         self._silence.__exit__(kind, error, trace)
         if kind is not None:
-            self.begin_anew()  # a batch that failed is not stepped; its gradients are forgotten
+            self.reset()  # a batch that failed is not stepped; its gradients are forgotten
             return
         self._micro_step += 1
         if self._micro_step < self._plan.micro_steps:
@@ -72,7 +72,7 @@ class Accumulation:
         self.steps += 1
         self.stepped = True
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the micro batches since the last step: for a loop that was left between two steps, whose loader gives
         them out again.
         """
@@ -85,7 +85,7 @@ class Accumulation:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting there."""
         self.steps = int(state["steps"])
-        self.begin_anew()
+        self.reset()
 
     def _quiet(self, *, last: bool) -> AbstractContextManager[Any]:
         """Before the last micro batch, ranks keep their gradients to themselves."""

@@ -116,7 +116,7 @@ class Stream:
 
     def micro_batches(self) -> int:
         if self.course.length is None:
-            raise TypeError("nobody knows how long this stream is: give ElasticIterable the lengths of its shards")
+            raise TypeError("the length of this stream is unknown: give ElasticIterable the lengths of its shards")
         start = self._start or self.position
         return self.plan.steps(self.course.length - start.samples, drop=self.tail == "drop") * self.plan.micro_steps
 

@@ -71,7 +71,7 @@ class ElasticLoader:
                 raise ValueError(f"ElasticLoader decides the order itself and takes no {name}=: use ElasticSampler")
         if isinstance(data, IterableDataset):
             raise TypeError(
-                f"{type(data).__name__} is an IterableDataset, which cannot go on in its middle: give its shards, "
+                f"{type(data).__name__} is an IterableDataset, which cannot resume in the middle: give its shards, "
                 "outlast.ElasticIterable(shards, read=…), or a data set with __len__ and __getitem__"
             )
         kind = Stream if isinstance(data, ElasticIterable) else MapSource

@@ -65,7 +65,9 @@ class Course:
             ours = {"version": VERSION, **asdict(self)}
             theirs = {name: state[name] for name in ours}
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no position of Outlast ({error!r}): give what state_dict() returned") from None
+            raise ValueError(
+                f"this is not a position of Outlast ({error!r}): give what state_dict() returned"
+            ) from None
         for name, value in ours.items():
             if theirs[name] != value:
                 raise ValueError(

@@ -189,7 +189,7 @@ class ElasticShards:
             theirs = {name: state[name] for name in ours}
             base = DeckProgress(int(state["next"]), tuple(int(number) for number in state["open"].split()))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"this is no state of shards ({error!r}): give what state_dict() returned") from None
+            raise ValueError(f"this is not a state of shards ({error!r}): give what state_dict() returned") from None
         for name, value in ours.items():
             if theirs[name] != value:
                 raise ValueError(
@@ -211,8 +211,8 @@ class ElasticShards:
             return DeckProgress(len(self))
         if self.deck.keeper != self._rank and self._world > 1:
             raise RuntimeError(
-                "other ranks are at work on shards, so nobody knows what all models contain: save in the function that "
-                "you give as ElasticShards(save=…, save_every=…), or on the keeper"
+                "other ranks are working on shards, so what all models contain is unknown: save in the function "
+                "that you give as ElasticShards(save=…, save_every=…), or on the keeper"
             )
         answer = self._ask(ReadProgress(self.deck.name, self._life))
         assert isinstance(answer, DeckProgress)

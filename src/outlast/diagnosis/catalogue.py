@@ -178,7 +178,9 @@ def check(signatures: Iterable[Signature]) -> None:
             try:
                 re.compile(pattern, re.IGNORECASE)
             except re.error as error:
-                raise ValueError(f"{signature.name}: pattern {pattern!r} is no regular expression ({error})") from None
+                raise ValueError(
+                    f"{signature.name}: pattern {pattern!r} is not a regular expression ({error})"
+                ) from None
 
 
 def kind(text: str) -> str:

@@ -138,7 +138,7 @@ def _hang(evidence: Evidence) -> Cause:
         title="the rank hung",
         domain=Domain.FRAMEWORK,
         outlook=Outlook.MAY_HELP,
-        explain="It made no progress within its time-out, and was ended.",
+        explain="It made no progress within its timeout and was killed.",
         advice="Its stack is below; if that is in a collective, look for the rank that is not.",
         seen=evidence.hung[:SHOWN],
     )

@@ -286,7 +286,7 @@ def _all_wait(waits: Sequence[_Rank]) -> HangVerdict:
     if len(groups) == 1:
         many = f"all {len(waits)} ranks are" if len(waits) > 1 else f"{_who(waits)} is"
         step = f" of step {waits[0].step}" if waits[0].step is not None else ""
-        sentence = f"{many} in the same call{step}, {_waits(waits)}: nobody is missing; look at the network or a device"
+        sentence = f"{many} in the same call{step}, {_waits(waits)}: no rank is missing; check the network or a device"
         return HangVerdict((), HangKind.EVERYBODY, sentence, waits[0].wait.where if waits[0].wait else "")
     # What is surely a wait for others tells more than what may be one, and the many more than the few.
     first, second, *_ = sorted(groups, key=_weight, reverse=True)
@@ -321,7 +321,7 @@ def _blame(culprits: Sequence[_Rank], waits: Sequence[_Rank], *, kind: HangKind 
     kinds = [kind or each.kind(starting) for each in shown]
     stuck = [each.stuck(each_kind) for each, each_kind in zip(shown, kinds, strict=True)]
     if waits:
-        are = "is the one that others wait for" if len(culprits) == 1 else "are those that others wait for"
+        are = "blocks the others" if len(culprits) == 1 else "block the others"
     else:
         are = "hangs" if len(culprits) == 1 else "hang"
     if len(set(stuck)) == 1:

@@ -78,7 +78,7 @@ def _(stopped: reasons.StoppedWorkers) -> str:
 
 @why.register
 def _(ahead: reasons.NodesAhead) -> str:
-    return f"{listed(ahead.nodes)} had gone on from it"
+    return f"{listed(ahead.nodes)} had moved on from it"
 
 
 @why.register
@@ -94,7 +94,7 @@ def _(joined: reasons.JoinedNodes) -> str:
 
 @why.register
 def _(request: reasons.RestartRequested) -> str:
-    return f"a restart was asked for by {request.who}"
+    return f"{request.who} asked for a restart"
 
 
 @why.register
@@ -111,7 +111,7 @@ def _(request: reasons.RankRequest) -> str:
 
 @why.register
 def _(straggler: reasons.ExcludedStraggler) -> str:
-    return f"it goes on without node {straggler.node} for {straggler.seconds:g} s: {straggler.slower}"
+    return f"node {straggler.node} is excluded for {straggler.seconds:g} s: {straggler.slower}"
 
 
 @why.register
@@ -197,7 +197,7 @@ def _(taken: events.CoordinatorTookOver) -> str:
 
 @sentence.register
 def _(missing: events.QuorumMissing) -> str:
-    return f"{lacking(missing)}, and the others may go on without them: nothing is decided before more come"
+    return f"{lacking(missing)}, and the others may be running without them: nothing is decided until more come"
 
 
 def lacking(missing: events.QuorumMissing) -> str:
@@ -218,7 +218,7 @@ def needed(waiting: events.WaitingForNodes) -> str:
     if not waiting.excluded:
         return text
     named = "; ".join(f"{name} ({reason[:BRIEF]})" for name, reason in waiting.excluded.items())
-    return f"{text}; left out: {named}; to replace them, start the same command on other nodes"
+    return f"{text}; excluded: {named}; to replace them, start the same command on other nodes"
 
 
 @sentence.register
@@ -286,7 +286,7 @@ def _(restart: events.Restarting) -> str:
 def restarted(restart: events.Restarting, *, with_failure: str = "") -> str:
     """What is done about a failure; after the failure itself, if that is given."""
     number = f"restart {restart.number} of {restart.allowed}"
-    done = ", everything anew" if restart.anew else ""
+    done = ", everything restarted" if restart.anew else ""
     if restart.kept is not None:
         done = f"; {restart.kept.because}: {restart.kept.why}"
     elif restart.excluded is not None:

@@ -75,7 +75,9 @@ class _Zero:
         parts = {key: value for key, value in optimizer.state_dict().items() if key not in _FIXED}
         for key, value in parts.items():
             if not _is_plain(value):
-                raise ValueError(f"this version of DeepSpeed is not known here: its ZeRO has {key}, which is no tensor")
+                raise ValueError(
+                    f"this version of DeepSpeed is not known here: its ZeRO has {key}, which is not a tensor"
+                )
         scaler = getattr(optimizer, "loss_scaler", None)
         return {
             "optimizer": parts,

@@ -6,7 +6,7 @@
 
 Sections are `setup`, `step` (one training batch), `validation`, `test`, `predict` and `checkpoint`: the names for
 `--ft-rank-section-timeouts`. Every batch is a heartbeat. What was measured is part of Lightning's checkpoints, so the
-next run knows it; when training has ended, time-outs are calibrated, and the rank is no longer watched.
+next run knows it; when training has ended, timeouts are calibrated, and the rank is no longer watched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def callback_class() -> Any:
 class OutlastCallback(callback_class()):  # type: ignore[misc]
     """Heartbeats, steps and sections for a Lightning trainer; costs a few microseconds per batch.
 
-    `calibrate`: make time-outs from what was measured when `fit` has ended.
+    `calibrate`: make timeouts from what was measured when `fit` has ended.
     """
 
     def __init__(self, *, calibrate: bool = True, session: Session = own_session) -> None:

@@ -167,7 +167,9 @@ class Meter:
             _labelled("outlast_interruptions_total", "Generations that ended early.", "counter", "kind", counts),
             _one("outlast_restarts_total", "Restarts that count against --max-restarts.", "counter", told.restarts),
             _one("outlast_steps_lost_total", "Steps that rollbacks made void.", "counter", told.steps_lost),
-            _one("outlast_recoveries_total", "Interruptions after which training went on.", "counter", len(recovered)),
+            _one(
+                "outlast_recoveries_total", "Interruptions after which training continued.", "counter", len(recovered)
+            ),
             _one("outlast_recovery_seconds_total", "Seconds that they took, without lost steps.", "counter", spent),
         ]
 

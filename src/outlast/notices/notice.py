@@ -76,7 +76,7 @@ def body(notice: JobNotice, *, slack: bool) -> bytes:
     """The request's body: our fields, or Slack's."""
     if not slack:
         return msgspec.json.encode(notice)
-    more = f" ({notice.suppressed} notices before it were left out)" if notice.suppressed else ""
+    more = f" ({notice.suppressed} notices before it were suppressed)" if notice.suppressed else ""
     # Slack's own escapes; links and mentions that a rank's text may hold stay plain.
     text = notice.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return msgspec.json.encode({"text": f"*{notice.kind}* (job {notice.job}): {text}{more}"})

@@ -45,7 +45,7 @@ class WebhookProcess:
             self._process.stdin.write(msgspec.json.encode(notice) + b"\n")
         except OSError as error:
             self._gave_up = True
-            log.warning("notices to %s end: %s; the job goes on", shown(self._url), error.strerror)
+            log.warning("notices to %s end: %s; the job continues", shown(self._url), error.strerror)
 
     def close(self) -> None:
         """The job is over: let the last notice out, for a moment."""

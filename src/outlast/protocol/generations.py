@@ -58,4 +58,4 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
     generation: int
     term: int
-    graceful: bool = False  # the workers get the whole shutdown time-out to end by themselves
+    graceful: bool = False  # the workers get the whole shutdown timeout to end by themselves

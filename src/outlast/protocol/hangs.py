@@ -16,7 +16,7 @@ class Overdue(msgspec.Struct, frozen=True, array_like=True):
     """Ranks of a node are late. Repeated in its reports for a while, so that whoever coordinates hears of it."""
 
     number: Count  # grows with every time that some are newly late
-    ending: bool  # by a time-out that ends them; else it is a suspicion
+    ending: bool  # by a timeout that ends them; else it is a suspicion
 
 
 class Measures(msgspec.Struct, frozen=True, array_like=True):

@@ -192,7 +192,7 @@ def _events(events: Sequence[RecordedEvent]) -> str:
         for each in shown[-MOST_EVENTS:]
     ]
     hidden = len(shown) - len(rows)
-    note = f'<p class="soft">{hidden} earlier events are left out.</p>' if hidden else ""
+    note = f'<p class="soft">{hidden} earlier events are not shown.</p>' if hidden else ""
     return note + html_table(["when", "*generation", "what"], rows)
 
 

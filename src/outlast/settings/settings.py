@@ -69,13 +69,13 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 3.0
     empty_timeout: Annotated[
-        Seconds, _about("Seconds that a coordinator without a single node waits for one before it ends.")
+        Seconds, _about("Seconds that a coordinator without any node waits for one before it exits.")
     ] = 10.0
     tie_break: Annotated[
         Literal["off", "survivor"],
         _about(
-            "'survivor': of two nodes, one alone may go on when it cannot reach the other, whichever it is. "
-            "If only the network between them fails, both will."
+            "'survivor': of two nodes, either may continue alone when it cannot reach the other. "
+            "If only the network between them fails, both do."
         ),
     ] = "off"
     restart_grace: Annotated[
@@ -96,37 +96,37 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     failover: Annotated[
         bool,
         _about(
-            "Let the causes of failures and their history decide what is done about them; "
-            "false: everything is restarted, until --max-restarts."
+            "Decide by the cause and history of a failure what to do about it; "
+            "false: always restart, until --max-restarts."
         ),
     ] = True
     crash_loop: Annotated[
         int,
         msgspec.Meta(ge=0, le=10**6),
-        _about("The same failure this many times without a step of progress ends the job; 0: never.", off=0),
+        _about("End the job after the same failure this many times without progress; 0: never.", off=0),
     ] = 10
-    exclude_for: Annotated[
-        Seconds, _about("Seconds that a faulty node is left out before it is tried again; each time for twice as long.")
-    ] = 1800.0
+    exclude_for: Annotated[Seconds, _about("Seconds for which a faulty node is excluded; doubled each time.")] = 1800.0
     eviction_limit: Annotated[
-        int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be left out as faulty within an hour.")
+        int, msgspec.Meta(ge=0, le=10**6), _about("Nodes that may be excluded as faulty within an hour.")
     ] = 3
     straggler: Annotated[
         Literal["warn", "exclude", "off"],
         _about(
-            "What to do about a rank that is slower than the others while training goes on: say so, "
-            "or go on without its node as well, or do not look."
+            "What to do about a rank that is slower than the others while it trains: 'warn', "
+            "'exclude' its node as well, or 'off': do not look."
         ),
     ] = "warn"
     straggler_factor: Annotated[
         float,
         msgspec.Meta(ge=1.05, le=1000),
-        _about("How much slower than the median a rank has to be, in a section of its own work, to be a straggler."),
+        _about(
+            "How many times slower than the median a rank must be, in a section of its own work, to be a straggler."
+        ),
     ] = 1.2
     safety_factor: Annotated[
         float,
         msgspec.Meta(ge=1, le=1e6),
-        _about("Calibrated time-outs are the longest time that any rank has measured, times this."),
+        _about("Calibrated timeouts are the longest time that any rank has measured, multiplied by this."),
     ] = 5.0
     allow_chaos: Annotated[
         bool,
@@ -135,27 +135,27 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     network_check: Annotated[
         bool,
         _about(
-            "Check nodes before they are let in: product, memory, collectives with a partner; leave out faulty ones.",
+            "Check nodes (compute, memory, collectives with a partner) before they take part, and exclude faulty ones.",
             switch=("--network-check", "true"),
         ),
     ] = False
     exclude_straggler: Annotated[
         bool,
         _about(
-            "Leave out nodes that a check finds slow, if MIN nodes are left; else they are only named.",
+            "Exclude nodes that a check finds slow, if MIN nodes remain; false: only name them.",
             switch=("--exclude-straggler", "true"),
         ),
     ] = False
     slow_node_factor: Annotated[
         float,
         msgspec.Meta(gt=1, le=1000),
-        _about("A node is slow that is slower than the median by this factor, in any phase of a check."),
+        _about("How many times slower than the median a node must be, in any phase of a check, to be slow."),
     ] = 2.0
     node_check_timeout: Annotated[
         float,
         msgspec.Meta(ge=1, le=86400),
         _about(
-            "Seconds that one round of a check may take on a node, once it has begun.",
+            "Seconds that one round of a check may take on a node.",
             flags=("--node-check-timeout", "--node_check_timeout"),
         ),
     ] = 60.0
@@ -177,9 +177,7 @@ class Settings(JobSettings, frozen=True, kw_only=True):
             "as queued. Set on Slurm and Kubernetes."
         ),
     ] = 0.0
-    connect_timeout: Annotated[
-        Seconds, _about("Seconds an agent tries to reach the coordinator before it gives up.")
-    ] = 60.0
+    connect_timeout: Annotated[Seconds, _about("Seconds for which an agent tries to reach the coordinator.")] = 60.0
     journal: Annotated[
         str,
         _about(
@@ -249,7 +247,7 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     warm_preload: Annotated[
         str,
         _about(
-            "More modules to import beforehand, as a,b.c; also your own, whose code then stays as it was.",
+            "More modules to preload, as a,b.c; also your own, whose code is then read only once.",
             flags=("--warm-preload", "--warm_preload"),
         ),
     ] = ""
@@ -285,8 +283,8 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     hang_detection: Annotated[
         Literal["on", "report", "off"],
         _about(
-            "'on': a rank that is late by a time-out that was set or calibrated is ended; with none, one that seems to "
-            "hang is reported. 'report': nobody is ended. 'off': nobody looks."
+            "'on': kill a rank that exceeds a timeout that was set or calibrated; without one, report a rank that "
+            "seems to hang. 'report': kill nobody. 'off': do not look."
         ),
     ] = "on"
     rank_heartbeat_timeout: Annotated[
@@ -305,12 +303,12 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     ] = 0.0
     rank_termination_signal: Annotated[
         str,
-        _about("What a rank that hangs is ended with; if it lives a second later, with SIGKILL."),
+        _about("Signal that kills a rank that hangs; SIGKILL follows a second later."),
     ] = "SIGKILL"
     in_place_timeout: Annotated[
         Seconds,
         _about(
-            "Seconds that a rank may take to leave a function with @outlast.restartable before it is ended and "
+            "Seconds that a rank may take to leave a function with @outlast.restartable before it is killed and "
             "replaced by a new process; 0: no rank is restarted in place.",
             off=0.0,
         ),
@@ -321,7 +319,7 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     ] = True
     signatures: Annotated[
         str,
-        _about("YAML file with signatures of failures of your own, besides those that Outlast knows."),
+        _about("YAML file with your own signatures of failures, besides the built-in ones."),
     ] = ""
     failover_rules: Annotated[
         str, _about("YAML file with rules about failures, as `- when: {cause: disk-full}`, `then: abortion`.")
@@ -329,7 +327,7 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     dynamic_failover_extension: Annotated[
         str,
         _about(
-            "package.module::Class, a subclass of outlast.FailoverExtension that decides what is done about failures.",
+            "package.module::Class, a subclass of outlast.FailoverExtension that decides what to do about failures.",
             flags=("--dynamic-failover-extension", "--dynamic_failover_extension"),
         ),
     ] = ""
@@ -339,12 +337,12 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     accelerator: Annotated[
         str,
         _about(
-            "What checks try: auto, cpu, cuda, ascend, xpu, or a plug-in's name.",
+            "What checks test: auto, cpu, cuda, ascend, xpu, or a plug-in's name.",
             flags=("--accelerator",),
         ),
     ] = "auto"
     check_path: Annotated[
-        str, _about("Directory, as that of checkpoints, whose disk checks try; empty: none is tried.")
+        str, _about("Directory whose disk checks test, such as that of the checkpoints; empty: none.")
     ] = ""
     verdict: Annotated[
         str,
@@ -365,7 +363,7 @@ class Settings(JobSettings, frozen=True, kw_only=True):
     ] = True
     token: Annotated[
         str,
-        _about("The job's secret, of 16 characters or more; from YAML or OUTLAST_TOKEN alone.", secret=True),
+        _about("The job's secret, 16 characters or more; only from YAML or OUTLAST_TOKEN.", secret=True),
     ] = ""
     token_file: Annotated[
         str,
@@ -374,7 +372,7 @@ class Settings(JobSettings, frozen=True, kw_only=True):
             "none makes it."
         ),
     ] = ""
-    tls: Annotated[bool, _about("Encrypt what agents and coordinator say to each other.", switch=("--tls", "true"))] = (
+    tls: Annotated[bool, _about("Encrypt the traffic between agents and coordinator.", switch=("--tls", "true"))] = (
         False
     )
     tls_cert: Annotated[str, _about("Path of the coordinator's certificate (PEM); empty: one is made for the job.")] = (

@@ -1,4 +1,4 @@
-"""What a setting's text may be: ports, time-outs, signals, yes and no."""
+"""What a setting's text may be: ports, timeouts, signals, yes and no."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ports(text: str) -> range:
 
 
 def section_timeouts(text: str) -> dict[str, float]:
-    """The time-outs that `rank_section_timeouts` gives, by section.
+    """The timeouts that `rank_section_timeouts` gives, by section.
 
     >>> section_timeouts("step:30, checkpoint:600")
     {'step': 30.0, 'checkpoint': 600.0}
@@ -62,7 +62,7 @@ def section_timeouts(text: str) -> dict[str, float]:
         if not name or not 0 < seconds <= MOST_SECONDS:
             raise ValueError(f"must be seconds by section, as step:30,checkpoint:600, not {part!r}")
         if name in found:
-            raise ValueError(f"gives section {name!r} two time-outs")
+            raise ValueError(f"gives section {name!r} two timeouts")
         found[name] = seconds
     return found
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Calibration:
-    """What the ranks have measured, for your checkpoints: the next run then begins with time-outs that fit.
+    """What the ranks have measured, for your checkpoints: the next run then begins with timeouts that fit.
 
     It is a `Stateful` of torch.distributed.checkpoint, and its state is the same on all ranks.
 
@@ -33,6 +33,6 @@ class Calibration:
         return {"longest": json.dumps(longest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with these times, and have time-outs made of them."""
+        """Go on with these times, and have timeouts made of them."""
         self._session._remember(json.loads(state["longest"]))
         self._session.calibrate()

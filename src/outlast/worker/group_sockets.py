@@ -1,6 +1,6 @@
 """Which sockets of this process belong to its process groups and their store, so that all of them can be cut at once.
 
-gloo cannot be aborted: a collective in which a rank is missing waits out its time-out, half an hour by default. But it
+gloo cannot be aborted: a collective in which a rank is missing waits out its timeout, half an hour by default. But it
 ends within milliseconds when its connections do. So each group is watched while it is made: what listens afterwards
 and did not before is gloo's, and the ranks tell each other where they listen, over the group's own store. From then on
 a connection to one of these places, on either end, is the group's, and nothing else is: connections of the script's

@@ -50,7 +50,9 @@ def _bound(binding: ModuleType, mode: str, local_rank: int, command: tuple[str, 
         wrapped: tuple[str, ...] = wrap(command, gpu_index=local_rank, numa_options=options)
     except (RuntimeError, ValueError, AssertionError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SystemExit(f"outlast: --numa-binding={mode} failed: {reason}; leave it out to go on") from None
+        raise SystemExit(
+            f"outlast: --numa-binding={mode} failed: {reason}; remove the flag to continue without it"
+        ) from None
     return wrapped
 
 

@@ -182,7 +182,7 @@ class Session:
             self._count(None)
 
     def section(self, name: str) -> Section:
-        """A named part of the work with a time-out of its own, as a `with` block or a decorator. They may be nested.
+        """A named part of the work with a timeout of its own, as a `with` block or a decorator. They may be nested.
 
         >>> with session.section("forward"), session.section("attention"):
         ...     pass
@@ -222,7 +222,7 @@ class Session:
         return Pause(self)
 
     def resume_monitoring(self) -> None:
-        """The end of a pause. All time-outs start anew."""
+        """The end of a pause. All timeouts start anew."""
         with self._lock:
             if self._pauses == 0:
                 return
@@ -250,7 +250,7 @@ class Session:
         return self._attached
 
     def calibrate(self) -> None:
-        """Ask for time-outs made from what all ranks have measured so far.
+        """Ask for timeouts made from what all ranks have measured so far.
 
         Call it on any rank, when everything that happens in your training has happened once: a checkpoint, an
         evaluation.

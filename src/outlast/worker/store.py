@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 PATIENCE = 10.0  # seconds; a rank 0 that takes longer is not late by chance, and torch's own pace will do
-SHARE = 0.1  # of the time-out that torch was given, at most: it starts its clock only after us
+SHARE = 0.1  # of the timeout that torch was given, at most: it starts its clock only after us
 TRY = 1.0  # seconds for one try: what does not even refuse is not a matter of milliseconds
 PAUSES = (0.001, 0.1)  # seconds between two tries, at least and at most; else a quarter of the time waited so far
 

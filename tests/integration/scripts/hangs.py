@@ -81,4 +81,4 @@ if GENERATION <= GENERATIONS and RANK != CULPRIT and HOW not in ("pause:3.5", "l
             outlast.heartbeat()
             time.sleep(0.05)
 say("done")
-os._exit(0)  # the interpreter's own end is watched as well, and may take longer than the tests' time-outs
+os._exit(0)  # the interpreter's own end is watched as well, and may take longer than the tests' timeouts

@@ -29,7 +29,7 @@ def test_no_job_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "line"),
     [
         (["--host=0.0.0.0", "--no-token"], "--no-token is for this machine alone, and 0.0.0.0 can be reached"),
-        (["--allow-actions", "--no-token"], "--allow-actions needs the token: leave out --no-token"),
+        (["--allow-actions", "--no-token"], "--allow-actions needs the token: remove --no-token"),
         (["--log-dir=/nowhere"], "--log-dir: there is no directory /nowhere"),
         (["--port=70000"], "--port must be 0 to 65535, not 70000"),
     ],

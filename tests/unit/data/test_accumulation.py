@@ -68,7 +68,7 @@ def test_a_loop_that_is_left_between_two_steps_can_be_begun_anew() -> None:
     loader = ElasticLoader(INPUTS, global_batch=BATCH, micro_batch=3, rank=0, world_size=1)
     accumulation = Accumulation(model, optimizer, loader.plan, scheduler=scheduler)
     for left_at in (4, 100):
-        accumulation.begin_anew()
+        accumulation.reset()
         for number, (batch, weights) in enumerate(loader, 1):
             with accumulation:
                 (model(batch).square()[:, 0] * weights).sum().backward()

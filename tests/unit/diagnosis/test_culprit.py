@@ -69,7 +69,7 @@ def test_the_sentence_says_who_where_and_who_waits() -> None:
     verdict = name(msgspec.convert(case["ranks"], list[Observation]))
     rank = case["culprit"]
     assert verdict.sentence == (
-        f"rank {rank} on node-{rank // 2} is the one that others wait for: "
+        f"rank {rank} on node-{rank // 2} blocks the others: "
         f"stuck in DataLoader.__next__ at {verdict.where}; 3 ranks wait in all_reduce"
     )
     assert verdict.where.startswith("train.py:")

@@ -76,6 +76,5 @@ def test_a_large_job_is_compared_in_time_that_grows_with_it_and_no_faster() -> N
     ]
     verdict = name([*ranks, Observation(rank=79_999, node="n9999", step=3, stack=sleeps)])
     assert verdict.sentence == (
-        "rank 79999 on n9999 is the one that others wait for: stuck in load at train.py:81; "
-        "79992 ranks wait in all_reduce"
+        "rank 79999 on n9999 blocks the others: stuck in load at train.py:81; 79992 ranks wait in all_reduce"
     )

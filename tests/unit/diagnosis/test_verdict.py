@@ -57,7 +57,7 @@ def test_a_rank_that_hung_is_not_said_to_have_died_of_a_signal_and_its_sentence_
     verdict = verdict_of(Over(False, "rank 3 on node b hung, and no restart is allowed", (hung,)))
     assert verdict is not None
     text = verdict.text()
-    assert "failed first: rank 3 on node b (host h): hung, and was ended" in text
+    assert "failed first: rank 3 on node b (host h): hung, and was killed" in text
     assert text.count(clock) == 1
     assert "SIGKILL" not in text
     assert 'File "train.py", line 7' in text
@@ -161,7 +161,7 @@ def test_our_own_logs_hold_the_verdict_itself(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ("", "is no directory: give the --log-dir of the job"),
+        ("", "is not a directory: give the --log-dir of the job"),
         ("x", "holds no attempt_0 or the like"),
         ("x/attempt_0/0", "says that a worker failed"),
     ],

@@ -407,7 +407,7 @@ def stranger(port: int) -> PortTaken | None:
         return None
     if any(each.endpoint.port == port for each in records()):
         return None
-    return PortTaken(f"port {port} is held by {holder}, which is no Outlast coordinator: choose another port")
+    return PortTaken(f"port {port} is held by {holder}, which is not an Outlast coordinator: choose another port")
 
 
 async def _dial(endpoint: Endpoint) -> socket.socket:

@@ -49,7 +49,7 @@ class Monitor:
         self._rung = rung
         self._limits = Limits.of(settings)
         self._longest: Mapping[str, float] = {}  # as all ranks of the job have measured it
-        self._told_unentered = False  # of sections with a time-out
+        self._told_unentered = False  # of sections with a timeout
         self._assignment: Assignment | None = None
         self._watch: Watch | None = None
         self._hangs: Hangs | None = None
@@ -195,14 +195,14 @@ class Monitor:
         self._driver.feed(Measured(self._watch.measures() if self._watch is not None else {}, number))
 
     def _tell_unentered(self, entered: set[str]) -> None:
-        """A time-out for a section that is never entered is mostly one for a name that is misspelt."""
+        """A timeout for a section that is never entered is mostly one for a name that is misspelt."""
         missing = self._limits.timeouts.sections.keys() - entered
         finished = self._driver.node.current.state is State.FINISHED
         if not missing or self._told_unentered or not (entered or finished):
             return
         self._told_unentered = True
         log.warning(
-            "no rank here has entered the section %s, which has a time-out (rank_section_timeouts); entered were: %s",
+            "no rank here has entered the section %s, which has a timeout (rank_section_timeouts); entered were: %s",
             ", ".join(map(repr, sorted(missing))),
             ", ".join(map(repr, sorted(entered))) or "none",
         )

@@ -50,7 +50,7 @@ DUMP = "memfd:outlast-dump"
 SIGNAL = 62
 
 TOOL = "py-spy"
-SIGNAL_SHARE = 0.5  # of the time-out; the rest is for the tool
+SIGNAL_SHARE = 0.5  # of the timeout; the rest is for the tool
 AT_ONCE = 8  # of the tools: more of them would only wait for each other
 SETTLED = 0.02  # seconds without a new line: whoever wrote has finished
 CUT_OFF = 0.15  # the same, where the end does not look like one
@@ -63,7 +63,7 @@ SOURCE_LENGTH = 160
 
 
 async def collect(pids: Mapping[int, int], timeout: float = 1.0, *, interrupt: bool = True) -> dict[int, Stack]:
-    """Where each worker is, by rank; `pids` are their processes. Takes no longer than the time-out, whatever they do.
+    """Where each worker is, by rank; `pids` are their processes. Takes no longer than the timeout, whatever they do.
 
     `interrupt`: a worker may be sent a signal, where nothing else helps. Every rank gets a stack, if need be one that
     says why it has no frames.

@@ -68,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Hang:
-    """A rank that is late, and what the board says of it. `verdict`: by a time-out that is there to end it."""
+    """A rank that is late, and what the board says of it. `verdict`: by a timeout that is there to end it."""
 
     local_rank: int
     late: RankClock
@@ -145,7 +145,7 @@ class Watch:
         return merged(reading.longest for reading in self._readings())
 
     def agree(self, longest: Mapping[str, float]) -> None:
-        """This is what all ranks of the job have measured: make time-outs of it, and let the workers know."""
+        """This is what all ranks of the job have measured: make timeouts of it, and let the workers know."""
         self._timeouts = calibrated(self._limits.timeouts, longest, factor=self._limits.factor)
         self._board.agree(json.dumps(longest))
         self._look()

@@ -203,4 +203,4 @@ def _clip(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head, tail = limit // 4, limit // 2
-    return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[-tail:]}"
+    return f"{text[:head]}\n… {len(text) - head - tail} characters omitted …\n{text[-tail:]}"

@@ -43,7 +43,7 @@ def load(reference: str) -> FailoverExtension:
     if found is None:
         raise ValueError(f"module {module} has no {name}")
     if not (isinstance(found, type) and issubclass(found, FailoverExtension)):
-        raise ValueError(f"{name} is no subclass of outlast.FailoverExtension")
+        raise ValueError(f"{name} is not a subclass of outlast.FailoverExtension")
     check_strategies(found)
     made: FailoverExtension = found()
     return made
@@ -80,7 +80,7 @@ def answer(extension: FailoverExtension, line: bytes) -> dict[str, Any]:
     if said is None:
         return {"strategy": None}
     if not isinstance(said, FailoverStrategy):
-        return {"failed": f"returned {said!r}, which is no FailoverStrategy"}
+        return {"failed": f"returned {said!r}, which is not a FailoverStrategy"}
     return {"strategy": said.value}
 
 

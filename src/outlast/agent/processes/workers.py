@@ -379,7 +379,7 @@ def _exit_code(pid: int) -> int:
     except ChildProcessError:
         result = None
     if result is None:
-        logger.warning("the exit code of worker process %d was taken by somebody else; it counts as failed", pid)
+        logger.warning("the exit code of worker process %d was taken by another process; it counts as failed", pid)
         return 255
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 

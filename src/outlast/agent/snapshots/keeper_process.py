@@ -177,7 +177,7 @@ class Ear:
             try:
                 context = certificate.server_side(network.tls) if network.tls is not None else (None, b"")
             except (ImportError, OSError, ValueError) as error:
-                log.error("no other node gets or gives snapshots here, for there is no certificate: %s", error)
+                log.error("snapshots are not exchanged with other nodes, because there is no certificate: %s", error)
                 return
             Serving(self._directory, socket.socket(fileno=network.listener), network.key, tls=context)
             self._sending = Sending(self._directory, network.key, tls=network.tls is not None, keeps_up=keeps_up)

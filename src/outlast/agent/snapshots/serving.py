@@ -227,7 +227,7 @@ class Copies:
             except NoRoom as error:
                 if not self._said_no_room:
                     self._said_no_room = True
-                    log.warning("%s; the job goes on without these replicas", error)
+                    log.warning("%s; the job continues without these replicas", error)
                 channel.send(No("it has too little shared memory for it"))
             finally:
                 copies.close()

@@ -292,7 +292,7 @@ class Zygote:
         self._left_out |= dict.fromkeys(new, spares)
         importers = len(set(new) - {module})
         if new:
-            log.info("the zygote leaves out %s%s: %s", module, f" and {importers} importers" if importers else "", why)
+            log.info("the zygote skips %s%s: %s", module, f" and {importers} importers" if importers else "", why)
 
     def _outer(self, module: str) -> str:
         """The module that is left out because of which this one is; "" if it is not."""

@@ -76,7 +76,7 @@ class Slot:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY  # not _READ: that has no address for ctypes
         size = os.fstat(descriptor).st_size
         if size < HEAD:
-            raise ValueError(f"{path} is no slot")
+            raise ValueError(f"{path} is not a slot")
         self._mapping = mmap.mmap(descriptor, size, access=access)
         self.memory = memoryview(self._mapping)
         self._words = self.memory[:_TICKET_FROM].cast("Q")

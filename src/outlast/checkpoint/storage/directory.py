@@ -161,7 +161,7 @@ class Directory:
     def hold(self, folder: str) -> Iterator[None]:
         with open(self._path / folder / MANIFEST, "rb") as manifest:
             if not _try_lock(manifest.fileno(), fcntl.LOCK_SH):
-                raise FileNotFoundError(errno.ENOENT, "somebody is removing it", str(self._path / folder))
+                raise FileNotFoundError(errno.ENOENT, "another process is removing it", str(self._path / folder))
             yield
 
     def remove(self, folder: str) -> bool:

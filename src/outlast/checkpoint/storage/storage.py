@@ -154,7 +154,7 @@ def address(text: str | os.PathLike[str]) -> Address:
     if scheme is None:
         for name in STORES:
             if isinstance(text, Path) and given.startswith(f"{name}:/"):
-                raise ValueError(f"{given} is a Path, which leaves out a slash: give {name}://… as a text")
+                raise ValueError(f"{given} is a Path, which drops a slash: give {name}://… as a string")
         return Path(given).absolute()
     if scheme[1].lower() not in STORES:
         raise ValueError(f"{given}: checkpoints lie in a directory, or in s3://… or gs://…, not in {scheme[1]}://…")

@@ -122,7 +122,7 @@ def _of_hugging_face(path: Path) -> ForeignState:
     files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     if not files:
         raise ValueError(
-            f"{path} is no checkpoint: it has no {disk.METADATA}, model*.safetensors or pytorch_model*.bin"
+            f"{path} is not a checkpoint: it has no {disk.METADATA}, model*.safetensors or pytorch_model*.bin"
         )
     state: dict[str, Any] = {"model": {}}
     for file in files:
@@ -150,7 +150,7 @@ def _torch_file(path: Path) -> Any:
         raise
     except Exception as error:  # a damaged file may raise anything
         raise ValueError(
-            f"{path} is no file of torch.save, or is damaged: {' '.join(str(error).split())[:200]}"
+            f"{path} is not a torch.save file, or is damaged: {' '.join(str(error).split())[:200]}"
         ) from error
 
 
@@ -168,7 +168,7 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         found: dict[str, torch.Tensor] = load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or is damaged: {error}") from error
+        raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     return found
 
 

@@ -80,7 +80,7 @@ class RankGroup:
             deadline, pause, there = time.monotonic() + ALONE, 0.001, store.add(here, 1)
             while there < self.world:
                 if time.monotonic() > deadline:
-                    raise ValueError(f"{why}, and the other ranks have not planned {what} anew for {ALONE:.0f} s")
+                    raise ValueError(f"{why}, and the other ranks have not planned {what} again for {ALONE:.0f} s")
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 there = store.add(here, 0)

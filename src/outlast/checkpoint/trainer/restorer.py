@@ -75,7 +75,7 @@ class Restorer:
         if bad:
             raise ValueError(
                 f"none of the {len(bad)} checkpoints and snapshots of {self._directory} is whole; the newest: "
-                f"{bad[0]}. Repair one, or move them away to begin anew"
+                f"{bad[0]}. Repair one, or move them away to start over"
             )
         if any(part.sequence for part in parts):  # not of a first save that was cut off: there was more before
             self._begin_anew(parts)
@@ -88,7 +88,7 @@ class Restorer:
             raise ValueError(
                 f"{self._directory} has no checkpoint, and no snapshot in memory is whole: there is {_listed(parts)}. "
                 "All ranks must save the same steps, less than one save apart, and durable=True puts them on disk; to "
-                f"begin anew, remove {self._directory}"
+                f"start over, remove {self._directory}"
             )
         if self._ranks.rank == 0:
             log.error(

@@ -29,7 +29,7 @@ def refuse(name: str, value: Any) -> None:
         )
     if any(_leaves_out_tensors(each) for each in (inner, *getattr(inner, "chained_optimizers", ()))):
         raise ValueError(
-            f"{name} is a distributed optimizer of Megatron-core, whose state_dict() leaves out its tensors: save it "
+            f"{name} is a distributed optimizer of Megatron-core, whose state_dict() lacks its tensors: save it "
             "with megatron.core.dist_checkpointing, or train without --use-distributed-optimizer"
         )
 

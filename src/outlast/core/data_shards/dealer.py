@@ -257,6 +257,6 @@ class _Table:
 
 def _outdated(name: str) -> Unanswerable:
     return Unanswerable(
-        f"the shards {name!r} were begun anew meanwhile: load a checkpoint on every rank, or on none; and give each "
+        f"the shards {name!r} were started again meanwhile: load a checkpoint on every rank, or on none; and give each "
         "ElasticShards of a script a name of its own"
     )

@@ -1,4 +1,4 @@
-"""Calibration: what all ranks of the job have measured together, from which their agents make time-outs.
+"""Calibration: what all ranks of the job have measured together, from which their agents make timeouts.
 
 It goes in rounds. A rank asks for one, and its node reports the next number with what its workers have measured;
 whoever reports an older one is asked. When all members have answered, they are told the result.
@@ -27,7 +27,7 @@ class CalibrationRounds:
     """
 
     def __init__(self, factor: float = SAFETY_FACTOR) -> None:
-        self._factor = factor  # of the time-outs that agents make of it
+        self._factor = factor  # of the timeouts that agents make of it
         self.round = 0
         self.agreed = Measures(0)
         self._before: Mapping[str, float] = {}  # agreed on when the present generation began
@@ -62,7 +62,7 @@ class CalibrationRounds:
         sections = {f"section {name!r}": seconds for name, seconds in sorted(made.sections.items())}
         times = {"start-up": made.startup, "heartbeat": made.heartbeat, "outside sections": made.outside, **sections}
         listed = ", ".join(f"{what} {seconds:.3g} s" for what, seconds in times.items() if seconds is not None)
-        return f"calibration {self.round}: the time-outs are now {listed}"
+        return f"calibration {self.round}: the timeouts are now {listed}"
 
     def regroup(self, members: Collection[str]) -> None:
         """A new generation: those who are gone are not waited for, and those who came have nothing to say yet.

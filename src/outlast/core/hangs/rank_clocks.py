@@ -1,14 +1,14 @@
 """When a rank is late. Pure: what the board says of it and the time go in, which clock has run out comes out.
 
-Four clocks, each watched only if it has a time-out, and none while the rank asked for a pause:
+Four clocks, each watched only if it has a timeout, and none while the rank asked for a pause:
 
 - **startup**: from the start of the process to its first heartbeat or step, or to the end of its first section. While a
-  section is open that has a time-out of its own, that one counts.
+  section is open that has a timeout of its own, that one counts.
 - **heartbeat**: since the last heartbeat or step. A rank that never gave one has sections, and is watched by them.
 - **section**: for each open section, the outer ones as well, since it was opened.
 - **outside**: while no section is open, since the last one was closed. Before the first one it is still starting up.
 
-There are two kinds of time-outs, and they mean different things:
+There are two kinds of timeouts, and they mean different things:
 
 - What the user has set, or asked for with `outlast.calibrate()`: `late` is a **verdict**, and the rank is ended.
 - What nobody asked for (`suspicion`, from what the ranks themselves have measured): `late` is a **suspicion**. It makes
@@ -48,7 +48,7 @@ class Clock(str, Enum):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; None: not watched. A section that has no time-out of its own is not watched."""
+    """Seconds; None: not watched. A section that has no timeout of its own is not watched."""
 
     startup: float | None = None
     heartbeat: float | None = None
@@ -68,7 +68,7 @@ class RankClock(msgspec.Struct, frozen=True):
         timeout = f"{self.due - self.since:g} s"
         return {
             Clock.STARTUP: f"it gave no sign of life within {timeout} of its start",
-            Clock.HEARTBEAT: f"it gave no heartbeat and made no step for {timeout}",
+            Clock.HEARTBEAT: f"it had no heartbeat or step for {timeout}",
             Clock.SECTION: f"it has been in section {self.section!r} for {timeout}",
             Clock.OUTSIDE: f"it has been outside any section for {timeout}",
         }[self.clock]
@@ -94,7 +94,7 @@ def look_again(reading: Reading, timeouts: Timeouts, *, awake_since: float = 0.0
     """When to look next, so that nobody is found late too late; None: never.
 
     Not only when a clock that runs now runs out: one that is started right after this look is due no sooner than the
-    shortest time-out later.
+    shortest timeout later.
     """
     due = deadline(reading, timeouts, awake_since=awake_since)
     shortest = min((t for t in (timeouts.heartbeat, timeouts.outside, *timeouts.sections.values()) if t), default=None)
@@ -132,7 +132,7 @@ def aged(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, flo
 def calibrated(
     timeouts: Timeouts, longest: Mapping[str, float], *, factor: float = SAFETY_FACTOR, at_least: float = AT_LEAST
 ) -> Timeouts:
-    """The time-outs, with those that were measured made from that: the longest so far, times a factor.
+    """The timeouts, with those that were measured made from that: the longest so far, times a factor.
 
     >>> calibrated(Timeouts(outside=30), {"heartbeat": 4.0, "section:save": 90.0}).sections
     {'save': 450.0}
@@ -164,7 +164,7 @@ def suspicion(longest: Mapping[str, float], *, factor: float = SAFETY_FACTOR) ->
 
 
 def _clocks(reading: Reading, timeouts: Timeouts, awake_since: float) -> Iterator[RankClock]:
-    """The clocks that run for this rank, and have a time-out."""
+    """The clocks that run for this rank, and have a timeout."""
     if reading.paused:
         return
     floor = max(awake_since, reading.resumed_at or 0.0)

@@ -27,7 +27,7 @@ def refusal(rules: Rules, join: Join, *, run: str | None, excluded: str = "", na
             "another job needs another port"
         )
     if join.charter is not None and run is not None and join.charter.run != run:
-        return "it took part in an earlier run of this job, and this is another one: start it anew"
+        return "it took part in an earlier run of this job, and this is another one: start it again"
     if excluded:
         return f"this node is not used again in this job: {excluded}"
     if theirs != mine:
@@ -49,5 +49,5 @@ def unanswerable(rules: Rules, ask: Ask) -> str:
     if ask.job not in ("", rules.job):
         return f"this endpoint serves job {rules.job!r}, not {ask.job!r}"
     if ask.what not in ("restart", "drain", "scale", "stop", "resign"):
-        return f"nobody here knows how to {ask.what!r}: install the same version of outlast"
+        return f"{ask.what!r} is unknown here: install the same version of outlast"
     return ""

@@ -6,9 +6,9 @@ from collections import OrderedDict
 
 from outlast.protocol.rules import Rules
 
-LEASE_SHARE = 0.75  # of the node time-out: the rest is the margin for killing workers and for slow clocks
+LEASE_SHARE = 0.75  # of the node timeout: the rest is the margin for killing workers and for slow clocks
 ORPHANS = 0.25  # seconds after an agent's end in which the kernel has killed its workers, on a busy machine too
-BEATS = 4  # heartbeats per node time-out: a report repeats the answer to the one before, and both must be fresh
+BEATS = 4  # heartbeats per node timeout: a report repeats the answer to the one before, and both must be fresh
 
 
 def lease_of(rules: Rules) -> float:

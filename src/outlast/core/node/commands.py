@@ -27,7 +27,7 @@ class StartWorkers(msgspec.Struct, frozen=True):
 
 
 class StopWorkers(msgspec.Struct, frozen=True):
-    """Stop the workers: with the whole shutdown time-out, or with this many seconds between TERM and KILL.
+    """Stop the workers: with the whole shutdown timeout, or with this many seconds between TERM and KILL.
 
     Another one for the same generation has a shorter grace, and sends no second TERM.
     """

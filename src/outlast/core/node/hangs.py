@@ -9,7 +9,7 @@ REPEATED = 5.0  # seconds for which a node says again that ranks are late: to a 
 
 
 class LateRanks:
-    """One node's part of inquiries and of the calibration of time-outs."""
+    """One node's part of inquiries and of the calibration of timeouts."""
 
     def __init__(self) -> None:
         self.measures = Measures(0)

@@ -77,7 +77,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Late(msgspec.Struct, frozen=True):
-    """Ranks here are newly late: by a time-out that ends them, or only suspected."""
+    """Ranks here are newly late: by a timeout that ends them, or only suspected."""
 
     generation: int
     ending: bool

@@ -271,7 +271,7 @@ class Examination:
 
     def _open(self, told: Findings | None) -> str:
         said = told.together if told is not None else ""
-        return "nobody can tell whether it is at fault, or those that it was tried with" + (f": {said}" if said else "")
+        return "it is unknown whether it is at fault, or those that it was tried with" + (f": {said}" if said else "")
 
     def _remarks(self) -> Iterable[str]:
         """What is odd about all of them together."""
@@ -301,7 +301,7 @@ class Examination:
                 if low * self._factor < high:
                     yield (
                         f"{self._name(slower)} is {high / max(low, 1e-9):.1f} times slower than the other in {name}; "
-                        "two nodes have no median, so nobody is left out for that"
+                        "two nodes have no median, so no node is excluded for that"
                     )
 
 

@@ -55,12 +55,12 @@ def notice(result: Result, used: Collection[str], where: str) -> str:
 
     >>> faulty = Row("node-2", Fitness.FAULTY, "its check was killed by signal 9")
     >>> notice(Result({"c": faulty, "a": Row("node-0", Fitness.GOOD)}, 2, ()), used={"a"}, where="node-0")
-    'left out: node-2, faulty: its check was killed by signal 9 (the table is in the log of node node-0)'
+    'excluded: node-2, faulty: its check was killed by signal 9 (the table is in the log of node node-0)'
     """
     worse = {node: row for node, row in result.rows.items() if row.standing is not Fitness.GOOD}
     out = [row for node, row in worse.items() if node not in used]
     stay = [row for node, row in worse.items() if node in used]
-    said = [f"{what}: {_each(rows)}" for what, rows in (("left out", out), ("used all the same", stay)) if rows]
+    said = [f"{what}: {_each(rows)}" for what, rows in (("excluded", out), ("used all the same", stay)) if rows]
     log = f"in the log of node {where}" if where else "in the coordinator's log"
     return f"{'; '.join(said)} (the table is {log})" if said else ""
 

@@ -54,7 +54,7 @@ def check(rules: Sequence[Rule]) -> None:
             re.compile(rule.when.message or "")
         except re.error as error:
             raise ValueError(
-                f"rule {number}: message {rule.when.message!r} is no regular expression ({error})"
+                f"rule {number}: message {rule.when.message!r} is not a regular expression ({error})"
             ) from None
 
 

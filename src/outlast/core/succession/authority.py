@@ -22,7 +22,7 @@ from outlast.protocol.succession import Ballot, Charter, Successor
 VOTES = 2  # of a member
 HEAD = 1  # more, of the one whose half goes on when a network splits into halves
 
-PROMISE_SHARE = 0.9  # of the node time-out: for so long after an `Ack` a node joins no other coordinator
+PROMISE_SHARE = 0.9  # of the node timeout: for so long after an `Ack` a node joins no other coordinator
 SUPPORT_SHARE = 0.85  # and for so long it is counted, by a clock that may be slower
 
 ELECTORS = 12_000  # members that are named to each successor: as many as fit into a message

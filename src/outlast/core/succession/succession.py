@@ -83,7 +83,7 @@ class Succession:
         self.gathering = Gathering(names={each.node: each.name for each in charter.successors})
 
     def take_over(self, now: float) -> None:
-        """From here on no other coordinator acts, so the leases that one gave end within the node time-out."""
+        """From here on no other coordinator acts, so the leases that one gave end within the node timeout."""
         self.gathering.took_over = True
         self.free = now + self._rules.node_timeout
         self.authority.affirm(self.term.number)

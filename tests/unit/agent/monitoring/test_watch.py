@@ -82,7 +82,7 @@ def test_a_rank_without_a_heartbeat_is_found_when_it_is_due_and_not_before() -> 
             (hang,) = here.hangs
             assert (hang.local_rank, hang.late.clock, hang.verdict) == (1, Clock.HEARTBEAT, True)
             assert time.monotonic() - began >= 0.3
-            assert str(hang) == f"it gave no heartbeat and made no step for 0.3 s; step 7 was {hang_age(hang)} s ago"
+            assert str(hang) == f"it had no heartbeat or step for 0.3 s; step 7 was {hang_age(hang)} s ago"
 
     asyncio.run(main())
 

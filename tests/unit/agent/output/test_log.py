@@ -47,7 +47,7 @@ def test_a_console_that_takes_nothing_costs_lines_and_holds_nobody_up() -> None:
         shown = console.read().decode()
     too_late.cancel()
     assert "lost" not in shown
-    assert "2 lines left out" in shown
+    assert "2 lines dropped" in shown
     assert "outlast agent: read again" in shown
 
 

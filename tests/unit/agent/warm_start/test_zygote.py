@@ -612,7 +612,7 @@ def test_a_module_that_makes_a_fork_unsafe_is_left_out(
     if code is None:
         (tmp_path / "mine" / "odd").rmdir()
     assert nursery(run, python("script.py"), preload=["odd", "odd.inner", "even"]) == "even\n"
-    said = [line for line in caplog.messages if line.startswith("the zygote leaves out odd:")]
+    said = [line for line in caplog.messages if line.startswith("the zygote skips odd:")]
     assert len(said) == 1
     assert why in said[0]
 
@@ -655,8 +655,8 @@ def test_the_module_that_is_to_blame_is_found_with_all_that_import_it_in_one_att
         return end.output
 
     assert nursery(run, python("script.py"), preload=names) == "even later packed packed.good\n"
-    assert "the zygote leaves out packed.bad and 3 importers: it left a thread running" in caplog.messages
-    assert any(line.startswith("the zygote leaves out ranked: it reads RANK") for line in caplog.messages)
+    assert "the zygote skips packed.bad and 3 importers: it left a thread running" in caplog.messages
+    assert any(line.startswith("the zygote skips ranked: it reads RANK") for line in caplog.messages)
 
 
 def test_those_who_are_known_to_keep_a_rank_get_their_own(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ SOON = 60.0
 NPROC = 2
 PLACE = Assignment(1, 1, 2, 2, 4, 2, 4, "a", 7, 0)  # ranks 2 and 3, of two nodes
 ALONE = Assignment(1, 0, 1, 2, 4, 2, 4, "a", 7, 0)
-ELSEWHERE = Named(1, 1, (0,), "rank 0 on a is the one that others wait for")
-HERE = Named(1, 1, (3,), "rank 3 on b is the one that others wait for")
+ELSEWHERE = Named(1, 1, (0,), "rank 0 on a blocks the others")
+HERE = Named(1, 1, (3,), "rank 3 on b blocks the others")
 
 
 class Scene:
@@ -115,7 +115,7 @@ def test_the_rank_is_ended_when_the_coordinator_has_said_who_it_is_and_its_failu
             (ended,) = await here.hear(Exited)
             failure = ended.failure
             assert (failure.rank, failure.culprit) == (2, False)
-            assert failure.hung.startswith("it gave no heartbeat and made no step for 0.2 s")
+            assert failure.hung.startswith("it had no heartbeat or step for 0.2 s")
             assert failure.hung.endswith(ELSEWHERE.sentence)
             assert here.hangs.ended == {0}
 

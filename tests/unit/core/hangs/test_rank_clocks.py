@@ -102,7 +102,7 @@ def test_nothing_is_watched_without_timeouts() -> None:
     ("state", "sentence"),
     [
         ({}, "it gave no sign of life within 100 s of its start"),
-        ({"beat_at": 1000.0}, "it gave no heartbeat and made no step for 10 s"),
+        ({"beat_at": 1000.0}, "it had no heartbeat or step for 10 s"),
         ({"sections": (OpenSection("step", 1000.0),)}, "it has been in section 'step' for 5 s"),
         ({"closed_at": 1000.0}, "it has been outside any section for 7 s"),
     ],

@@ -40,9 +40,7 @@ SLEEPS = Stack(frames=(Frame("load", "/home/train.py", 81),), state="S", wchan="
 IDLE = Report(seq=0, floor=0, generation=0, state=State.IDLE, clear=True, store_port=7)
 RULES = {"max_nodes": 3, "max_restarts": 3, "node_timeout": 60.0}
 FIRST_RANK = {"a": 0, "b": 2, "c": 4}
-SENTENCE = (
-    "rank 3 on b is the one that others wait for: stuck in load at train.py:81, sleeping; 5 ranks wait in all_reduce"
-)
+SENTENCE = "rank 3 on b blocks the others: stuck in load at train.py:81, sleeping; 5 ranks wait in all_reduce"
 ENDING, SUSPECTED = Overdue(1, ending=True), Overdue(1, ending=False)
 
 
@@ -125,7 +123,7 @@ def test_a_node_that_does_not_answer_is_waited_for_in_bounds_and_what_was_seen_i
     assert here.job.deadline() == 10.0 + PATIENCE
     out = here.tick(10.0 + PATIENCE)
     (text,) = named(out)
-    assert "ranks 2, 3 on b are those that others wait for: nothing could be seen" in text
+    assert "ranks 2, 3 on b block the others: nothing could be seen" in text
     assert text.endswith("(its node gave no stacks in time); 4 ranks wait in all_reduce")
     assert set(sent(out, Named)) == set("abc")
     assert here.saw("b", now=11.0) == []
@@ -248,7 +246,7 @@ def test_an_inquiry_can_be_replayed_from_the_journal(tmp_path: Path, monkeypatch
     replay = Replay()
     lines = list(replay.lines(read((tmp_path / "journal").read_bytes())))
     assert replay.different == 0
-    assert any("rank 3 on b is the one that others wait for" in line for line in lines)
+    assert any("rank 3 on b blocks the others" in line for line in lines)
 
 
 def failure(rank: int, node: str, **changes: Any) -> Failure:

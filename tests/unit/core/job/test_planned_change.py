@@ -162,7 +162,7 @@ def test_two_changes_at_once_are_one(here: Rehearsal) -> None:
     here.say("b", 2.1, halted=at(3))
     here.say("a", 2.2, halted=at(3, told=4, sealed=4))
     ended = here.say("b", 2.2, halted=at(3, told=4, sealed=4))
-    assert "ends: c joined; a restart was asked for by me; all ranks have saved step 40" in notes(ended)
+    assert "ends: c joined; me asked for a restart; all ranks have saved step 40" in notes(ended)
 
 
 def test_a_script_that_comes_to_no_boundary_is_not_waited_for(here: Rehearsal) -> None:

@@ -204,7 +204,7 @@ def test_when_it_lasts_the_job_goes_on_without_its_node_if_that_is_asked_for() -
     job = running("a", "b", "c", straggler="exclude", exclude_for=100.0)
     commands = straggled(job, LASTS)
     assert [(each.node, each.why) for each in published(commands, NodeExcluded)] == [("b", SENTENCE)]
-    assert f"generation 1 ends: it goes on without node b for 100 s: {SENTENCE}" in notes(commands)
+    assert f"generation 1 ends: node b is excluded for 100 s: {SENTENCE}" in notes(commands)
     assert not straggled(job, LASTS)  # of another rank of it
     job.end()
     assert job.members == ["a", "c"]
@@ -251,7 +251,7 @@ def test_what_was_decided_about_a_straggler_can_be_replayed(tmp_path: Path) -> N
     lines = "\n".join(replay.lines(read((tmp_path / "journal").read_bytes())))
     assert replay.different == 0
     assert f"found: {SENTENCE}" in lines
-    assert "generation 1 ends: it goes on without node b" in lines
+    assert "generation 1 ends: node b is excluded" in lines
 
 
 def test_events_have_the_figures(tmp_path: Path) -> None:

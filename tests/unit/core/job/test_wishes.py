@@ -141,7 +141,7 @@ def test_one_node_asks_for_calibration_and_all_get_what_all_have_measured() -> N
     out = here.say("a", measures=Measures(1, {"heartbeat": 3.0, "outside": 1.0}))
     agreed = [c.message for c in out if isinstance(c, Send) and isinstance(c.message, Agreed)]
     assert [each.measures for each in agreed] == [Measures(1, {"heartbeat": 3.0, "outside": 1.0})] * 2
-    assert "calibration 1: the time-outs are now heartbeat 30 s, outside sections 30 s" in notes(out)
+    assert "calibration 1: the timeouts are now heartbeat 30 s, outside sections 30 s" in notes(out)
 
 
 def test_a_member_that_missed_a_word_about_calibration_is_told_again_with_its_next_report() -> None:

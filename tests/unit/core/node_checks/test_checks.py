@@ -159,7 +159,7 @@ def test_of_two_nodes_nobody_is_slow_but_the_difference_is_said() -> None:
     result = examine("ab", rates=rates)
     assert result.of(Fitness.SLOW) == []
     assert result.warnings == (
-        "a is 10.0 times slower than the other in compute; two nodes have no median, so nobody is left out for that",
+        "a is 10.0 times slower than the other in compute; two nodes have no median, so no node is excluded for that",
     )
 
 

@@ -137,7 +137,7 @@ def test_who_was_left_out_and_why_is_in_the_log_of_every_node_and_where_the_tabl
     out = here.settle(here.join("c"))
     told = {c.node: c.message.text for c in out if isinstance(c, Send) and isinstance(c.message, Notice)}
     assert set(told) == {"b", "c"}, "a hosts the coordinator, and has the table itself"
-    assert set(told.values()) == {"left out: b, faulty: killed (the table is in the log of node a)"}
+    assert set(told.values()) == {"excluded: b, faulty: killed (the table is in the log of node a)"}
 
 
 def test_a_line_about_many_that_did_not_pass_is_no_longer_than_a_node_takes() -> None:
@@ -157,7 +157,7 @@ def test_a_job_with_too_few_fit_nodes_says_whom_it_waits_for_and_what_to_do() ->
     here.join("a")
     here.join("b")
     out = here.settle(here.join("c"))
-    waits = "waiting for at least 3 nodes; 2 here: a, c; left out: b (killed); "
+    waits = "waiting for at least 3 nodes; 2 here: a, c; excluded: b (killed); "
     assert f"{waits}to replace them, start the same command on other nodes" in notes(out)
     told = next(c.message.text for c in out if isinstance(c, Send) and isinstance(c.message, Notice))
     assert told.endswith("; waiting for at least 3")

@@ -57,7 +57,7 @@ def test_what_is_no_crash_loop_goes_on(ends: list[dict[str, Any]]) -> None:
 
 
 def test_kills_in_between_do_not_hide_a_crash_loop() -> None:
-    killed = ReportedCause("killed", "somebody killed the process")
+    killed = ReportedCause("killed", "the process was killed")
     job = running("a", crash_loop=3)
     for cause in (EXCEPTION, killed, EXCEPTION, killed):
         job.end(failure(cause=cause))
@@ -85,7 +85,7 @@ def test_what_no_retry_can_help_gets_one() -> None:
     job.end(failure(cause=NO_CURE))
     assert job.job.phase is Phase.RUNNING
     job.end(failure(cause=NO_CURE))
-    assert "a file is not there (missing-file), and a retry has not helped" in job.reason
+    assert "a file is missing (missing-file), and a retry has not helped" in job.reason
 
 
 def test_max_restarts_counts_as_it_always_did_and_without_failover_nothing_else_does() -> None:
@@ -215,7 +215,7 @@ def test_nobody_is_left_out_below_min_or_beyond_the_limit() -> None:
 
 def test_a_node_that_fails_again_and_again_without_progress_goes_though_its_cause_does_not_say_so() -> None:
     job = running("a", "b", "c", crash_loop=0)
-    killed = ReportedCause("killed", "somebody killed the process", domain="platform")
+    killed = ReportedCause("killed", "the process was killed", domain="platform")
     for _ in range(3):
         job.end(failure(node="b", rank=1, cause=killed))
     assert job.members == ["a", "c"]

@@ -139,7 +139,7 @@ def test_an_extension_decides_if_it_wants_to(tmp_path: Path, capfd: pytest.Captu
         ("Slow", "did not answer within 0.5 s (extension_timeout)"),
         ("Raises", "raised KeyError: 'mine'"),
         ("Dies", "ended without an answer"),
-        ("Wrong", "returned 'NODE', which is no FailoverStrategy"),
+        ("Wrong", "returned 'NODE', which is not a FailoverStrategy"),
     ],
 )
 def test_one_that_does_not_is_reported_and_the_default_stands(
@@ -172,7 +172,7 @@ def test_nobody_waits_for_one_that_is_closed(tmp_path: Path) -> None:
     [
         ("nowhere::Mine", "ModuleNotFoundError: No module named 'nowhere'"),
         ("ext::Missing", "module ext has no Missing"),
-        ("ext::Other", "Other is no subclass of outlast.FailoverExtension"),
+        ("ext::Other", "Other is not a subclass of outlast.FailoverExtension"),
         ("ext::Unmade", "OSError: no service"),
         ("broken::Mine", "SyntaxError"),
     ],
@@ -233,7 +233,7 @@ def test_plug_ins_hear_of_faulty_nodes_and_failures_and_a_broken_one_harms_nobod
     assert out.splitlines() == ["alarm disk-full restart 1 of 3", "cordon b the GPU is gone"]
     assert "outlast plug-ins: a failed" in err
     assert "no pager" in err
-    assert "plug:Cluster is no subclass of outlast.ErrorMonitor" in err
+    assert "plug:Cluster is not a subclass of outlast.ErrorMonitor" in err
 
 
 def test_without_plug_ins_no_process_is_started() -> None:
