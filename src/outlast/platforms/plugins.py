@@ -135,7 +135,7 @@ def _loaded(group: str, kind: type[Any]) -> list[tuple[str, Any]]:
         try:
             found = point.load()
             if not (isinstance(found, type) and issubclass(found, kind)):
-                raise TypeError(f"{point.value} is no subclass of outlast.{kind.__name__}")
+                raise TypeError(f"{point.value} is not a subclass of outlast.{kind.__name__}")
             made.append((point.name, found()))
         except Exception:
             logging.exception("%s of %s cannot be loaded", point.name, group)

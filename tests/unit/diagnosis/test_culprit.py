@@ -147,7 +147,7 @@ def test_in_the_same_call_but_of_another_step_is_a_mismatch() -> None:
 def test_everybody_in_the_same_call_of_the_same_step_is_nobodys_fault() -> None:
     verdict = judged(collective(), collective(), steps=[7, 7])
     assert (verdict.culprits, verdict.kind) == ((), HangKind.EVERYBODY)
-    assert "look at the network or a device" in verdict.sentence
+    assert "check the network or a device" in verdict.sentence
 
 
 def test_ranks_that_wait_for_a_gpu_at_one_line_wait_for_the_one_that_is_elsewhere() -> None:

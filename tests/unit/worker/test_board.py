@@ -95,7 +95,7 @@ def test_what_is_not_the_board_of_this_worker_is_refused(board: Board, tmp_path:
     with pytest.raises(ValueError, match="2 slots"):
         BoardSlot.at(f"{path}:2:{key}")
     other.write_bytes(b"small")
-    with pytest.raises(ValueError, match="no board"):
+    with pytest.raises(ValueError, match="not a board"):
         BoardSlot.at(f"{other}:{slot}:{key}")
 
 

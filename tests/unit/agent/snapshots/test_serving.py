@@ -259,7 +259,7 @@ def test_too_little_memory_for_copies_is_said_once_and_costs_nothing_else(
             copy(there, sequence, [path])
     (said,) = [record.getMessage() for record in caplog.records if record.name == "keeper"]
     assert said.startswith("replicas of rank 0 need 3 MiB of shared memory")
-    assert said.endswith("the job goes on without these replicas")
+    assert said.endswith("the job continues without these replicas")
     assert there.copies() == {}
 
 

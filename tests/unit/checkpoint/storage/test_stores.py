@@ -369,7 +369,7 @@ def test_without_obstore_it_is_said_at_once_what_to_install(monkeypatch: pytest.
     [
         ("s3://", "names no bucket: give s3://BUCKET/PREFIX"),
         ("http://x/y", "checkpoints lie in a directory, or in s3://… or gs://…, not in http://…"),
-        (Path("s3://b/p"), "is a Path, which leaves out a slash: give s3://… as a text"),
+        (Path("s3://b/p"), "is a Path, which drops a slash: give s3://… as a string"),
     ],
 )
 def test_an_address_that_cannot_be_is_refused(given: str | Path, said: str) -> None:

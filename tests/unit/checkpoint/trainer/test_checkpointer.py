@@ -345,7 +345,7 @@ def test_a_damaged_one_is_named_left_alone_and_the_one_before_it_is_used(
     assert len(disk.found(tmp_path / "ck")) == 3
     with open(tmp_path / "ck" / disk.final_name(1) / "__0_0.distcp", "r+b") as file:
         file.write(b"\xff")
-    with pytest.raises(ValueError, match=r"none of the \d checkpoints and snapshots .* is whole; .*to begin anew"):
+    with pytest.raises(ValueError, match=r"none of the \d checkpoints and snapshots .* is whole; .*to start over"):
         checkpointer().restore(state)
 
 

@@ -65,7 +65,7 @@ def test_ranks_that_have_no_step_in_common_are_told_and_do_not_begin_anew(tmp_pa
     first, second = on_ranks(2, body, tmp_path)
     assert first == second
     assert "there is step 52 of rank 0; step 53 of rank 0; step 54 of rank 1; step 55 of rank 1. All ranks" in first
-    assert f"to begin anew, remove {tmp_path / 'ck'}" in first
+    assert f"to start over, remove {tmp_path / 'ck'}" in first
     assert "\n" not in first
 
 

@@ -126,7 +126,7 @@ def test_what_was_done_after_the_state_was_taken_is_done_again_after_loading_it(
         ({"size": 7}, "size 7"),
         ({"order": "1:5:shuffled"}, "Use the same order"),
         ({"open": "9"}, "damaged"),
-        ({"open": None}, "no state of shards"),
+        ({"open": None}, "not a state of shards"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(state: dict[str, object], match: str) -> None:

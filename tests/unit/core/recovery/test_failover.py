@@ -73,7 +73,7 @@ def test_the_first_rule_that_holds_decides_and_else_the_cause_does(tmp_path: Pat
         ("- {when: {cause: x}, then: pray}", "rule 1: Invalid enum value 'pray'"),
         ("- {when: {cuase: x}, then: node}", "rule 1: Object contains unknown field `cuase`"),
         ("- {when: {}, then: node}", "rule 1: `when` says nothing"),
-        ("- {when: {message: '('}, then: node}", "rule 1: message '(' is no regular expression"),
+        ("- {when: {message: '('}, then: node}", "rule 1: message '(' is not a regular expression"),
     ],
 )
 def test_bad_rules_are_refused_at_the_start_in_one_line(text: str, says: str, tmp_path: Path) -> None:
