@@ -85,7 +85,7 @@ def _in_slurm(job: str, settings: Settings) -> FoundJob:
     state = slurm_state(job)
     try:
         lines = (state / "places").read_text().split()
-        token = settings.token or (private_token(state) if settings.auth else "")
+        token = settings.token or (_token_in(state) if settings.auth else "")
     except OSError:
         queued = queue_state(job)
         if queued:
@@ -97,7 +97,7 @@ def _in_slurm(job: str, settings: Settings) -> FoundJob:
     return FoundJob("", tuple(endpoint_of("--slurm", line) for line in lines), token, settings)
 
 
-def private_token(state: Path) -> str:
+def _token_in(state: Path) -> str:
     """The token of a Slurm job. Raises FileNotFoundError when the job is over."""
     (state / "token").stat()
     return tokens.from_file(state / "token", create=False)

@@ -12,13 +12,14 @@ from outlast.ledger.summary import ledger, summarize
 from outlast.reports.page import html_report
 from outlast.reports.sources import recorded
 from outlast.reports.text import text_report
+from outlast.transport.token import last_logs
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the report; 1 if there is nothing to report on."""
     args = _arguments(argv)
     try:
-        recording, notes = recorded([Path(each) for each in args.source], job=args.job)
+        recording, notes = recorded([Path(each) for each in args.source] or [_newest()], job=args.job)
         books = ledger(recording.events)
         told = summarize(books, price=args.price)
         name = recording.job or "unnamed"
@@ -39,6 +40,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _newest() -> Path:
+    """The log directory of the newest job on this machine."""
+    logs = last_logs()
+    if logs is None:
+        raise ValueError("no job has left logs on this machine: give a log directory, or a file of events")
+    print(f"outlast report: reading {logs}", file=sys.stderr)
+    return logs
+
+
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="outlast report",
@@ -47,9 +57,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "source",
-        nargs="+",
+        nargs="*",
         help="The job's log directory, its events file (--ft-events) or its journal (--ft-journal); several, if the "
-        "coordinator moved between hosts.",
+        "coordinator moved between hosts. By default, the log directory of the newest job on this machine.",
     )
     parser.add_argument("--job", default="", help="Which job, if the files tell of several; default: the newest run.")
     parser.add_argument("-o", "--output", default="report.html", help="The file to write (report.html).")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from outlast.cli import events as events_command
-from outlast.cli import logs, status, why
+from outlast.cli import logs, report, status, why
 from outlast.events import events
 from outlast.events.events import Ending
 from outlast.events.numbered import NumberedEvent, json_fields
@@ -81,6 +81,16 @@ def test_without_flags_the_newest_job_of_this_machine_is_read(
         assert out
         assert err == f"outlast {name}: no running job; this one left its logs in {tmp_path / 'logs'}\n"
     assert "bert" in shown(capsys, "status", "--job=bert", code=4)[0]
+
+
+def test_a_report_is_made_of_the_newest_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(["--text"]) == 1
+    assert capsys.readouterr().err.startswith("outlast report: error: no job has left logs on this machine: give")
+    token.remember_logs(left(tmp_path / "logs"))
+    assert report.main(["--text"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("job bert\n")
+    assert said.err == f"outlast report: reading {tmp_path / 'logs'}\n"
 
 
 def test_where_nothing_is_left_one_line_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
