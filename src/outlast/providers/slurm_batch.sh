@@ -145,7 +145,7 @@ for step in "${steps[@]}"; do
 done
 
 kill "${helpers[@]}" 2>/dev/null
-date +%s >"$state/left"
+[ "$role" = join ] || { date +%s >"$state/left"; } 2>/dev/null
 codes=$(cat "$state/exit.$SLURM_JOB_ID".* 2>/dev/null | sort -un | xargs)
 has() { case " $codes " in *" $1 "*) true ;; *) false ;; esac }
 say "the steps ended with: ${codes:-nothing}"
