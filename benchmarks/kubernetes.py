@@ -36,7 +36,7 @@ from control_plane import until  # noqa: E402
 from jobs import free_port  # noqa: E402
 from processes import Process  # noqa: E402
 
-ENOUGH = 150.0  # seconds after which nothing more is waited for
+ENOUGH = 90.0  # seconds after which nothing more is waited for
 
 
 class Loss:

@@ -31,6 +31,7 @@ from outlast.k8s.plan import (
     Plan,
     UnmarkNode,
 )
+from outlast.k8s.reading import owned_by
 from outlast.k8s.rendering import JobIdentity, pod_name
 from outlast.k8s.resource import API_VERSION, KIND, PLURAL
 
@@ -80,7 +81,9 @@ def carry_out(plan: Plan, job: Raw, seen: JobObservation, *, token: str, now: fl
     """First the status, if it differs and nobody else has changed the job; then the actions, and events."""
     for name in plan.gone:
         reply = yield ApiRequest(method="GET", path=_core(seen.job, "pods", name))
-        if reply.status != NOT_FOUND:
+        # A pod of somebody else's under that name: ours is gone, or never was.
+        foreign = reply.status == OK and not owned_by(reply.body, seen.job.uid)
+        if reply.status != NOT_FOUND and not foreign:
             return ExecutionResult(again=True)
     written = None
     if plan.status != seen.status:

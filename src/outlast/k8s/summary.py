@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outlast.k8s.reconcile import PlanDraft
 
 PROGRESS_EVERY = 15.0  # seconds between two statuses that differ in nothing but the step
+STEP_EVERY = 60.0  # seconds after which a job that trains is looked at for its step, if nothing else has happened
 
 Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed", ""]
 
@@ -63,6 +64,8 @@ def _counts(draft: PlanDraft, alive: list[PodFacts], running: list[PodFacts]) ->
 
 def _with_progress(draft: PlanDraft, status: ElasticJobStatus) -> ElasticJobStatus:
     word = draft.seen.word
+    if word is not None and draft.phase == "Running":
+        draft.wakes.append(draft.now + STEP_EVERY)  # steps alone wake nobody
     if word is None or (word.generation, word.step, word.restarts) == (status.generation, status.step, status.restarts):
         return status
     due = (time_of(status.progress_time) or 0.0) + PROGRESS_EVERY

@@ -55,11 +55,15 @@ def word_of(view: JobView, before: CoordinatorWord | None, now: float) -> Coordi
 
 
 def after_event(word: CoordinatorWord, event: JobEvent, now: float) -> CoordinatorWord:
-    """What an event adds: an agent that fell silent is gone, and its workers are dead. Views tell the rest."""
+    """What an event adds: an agent that fell silent is gone, and its workers are dead. Views tell the rest.
+
+    Unless the coordinator itself is cut off from most of the job: then the others train on without it. So this counts
+    from the next view on, if that says that it may act.
+    """
     if not isinstance(event, NodeLost) or event.loss is not NodeLoss.SILENT:
         return word
     gone = {**word.gone, event.node: GoneAgent(now, silent=True)}
-    return replace(word, at=now, agents=word.agents - {event.node}, gone=gone)
+    return replace(word, at=now, acting=False, agents=word.agents - {event.node}, gone=gone)
 
 
 class _Followed:

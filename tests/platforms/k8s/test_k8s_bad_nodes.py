@@ -28,7 +28,14 @@ KILLER = (
     "while [ $NODE_NAME = {node} ]; do "
     "kill -9 $(ps -o pid,args | grep outlast.checks | grep -v grep | awk '{{print $1}}') 2>/dev/null; sleep 0.1; done &"
 )
-CHECKED = {"network_check": True, "last_call": 100, "warm_join": 100, "log_level": "debug", "slow_node_factor": 4}
+CHECKED = {
+    "network_check": True,
+    "last_call": 100,
+    "warm_join": 100,
+    "log_level": "debug",
+    "slow_node_factor": 4,
+    "node_timeout": 20,
+}
 
 
 def checked_job(cluster: Cluster, name: str, before: str, **spec: object) -> Job:
@@ -97,7 +104,7 @@ def test_two_nodes_are_drained_at_once_and_the_budget_keeps_min_pods_in_training
     # One after the other: never fewer than MIN.
     assert 1 not in job.worlds(0)
     assert job.worlds(0)[-1:] == [3]
-    assert job.status()["restarts"] == 0
+    assert not job.status().get("restarts")
     job.finish()
 
 

@@ -94,6 +94,15 @@ def test_a_job_that_is_well_is_left_alone() -> None:
     assert first.status.nodes == "2/2:2"
 
 
+def test_a_job_that_trains_is_looked_at_for_its_step_though_nothing_else_happens() -> None:
+    word = CoordinatorWord(at=NOW, generation=1, step=7, agents=frozenset({"mnist-worker-0-0", "mnist-worker-1-0"}))
+    first = reconcile(seen(spec_of(), pod(0), pod(1), word=word), NOW)
+    assert (first.status.step, first.wake) == (7, NOW + 60)
+    later = reconcile(seen(spec_of(), pod(0), pod(1), word=replace(word, step=90), status=first.status), NOW + 60)
+    assert later.status.step == 90
+    assert later.wake == NOW + 120
+
+
 def test_a_replacement_gets_the_addresses_of_those_that_run_and_does_not_host() -> None:
     status = replace(slots(WorkerSlot(life=0, uid="uid-0-0"), WorkerSlot()), generation=4)
     plan = reconcile(seen(spec_of(), ended(0, 1), pod(1), status=status), NOW)

@@ -71,6 +71,7 @@ def test_an_agent_that_fell_silent_is_gone_before_the_next_generation_is_formed(
     assert after_event(first, lost(NodeLoss.CLOSED), 11.0) == first
     silent = after_event(first, lost(NodeLoss.SILENT), 11.0)
     assert (silent.at, silent.agents, silent.gone) == (11.0, {"a"}, {"b": GoneAgent(11.0, silent=True)})
+    assert not silent.acting  # it may be the coordinator that is cut off
     later = word_of(view(node("a"), node("b", connected=False)), silent, 12.0)
-    assert (later.agents, later.gone) == ({"a"}, silent.gone)
+    assert (later.acting, later.agents, later.gone) == (True, {"a"}, silent.gone)
     assert word_of(view(node("a"), node("b")), later, 13.0).gone == {}
