@@ -22,7 +22,7 @@ SHARDS = 600
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def clicks(directory: Path, *roles: str, pause: float = 0.5) -> Process:
+def clicks(directory: Path, *roles: str, pause: float = 0.3) -> Process:
     """The example with these roles, slow enough to be hit while it trains."""
     flags = [word for role in roles for word in ("--role", role)]
     args = ["--samples", "38400", "--epochs=2", "--save-every=20", f"--pause={pause}", "--checkpoints", directory]

@@ -68,5 +68,10 @@ def texts(module: Path) -> Iterator[tuple[int, str]]:
         and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs and " " in node.value:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docs
+            and " " in node.value
+        ):
             yield node.lineno, node.value

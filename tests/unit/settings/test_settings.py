@@ -94,6 +94,8 @@ def test_the_defaults_are_decisions() -> None:
         "accelerator": "auto",
         "check_path": "",
         "verdict": "",
+        "worker_memory": "",
+        "max_worker_memory": "",
         "store_ports": "",
         "auth": True,
         "token": "",
