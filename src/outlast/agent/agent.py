@@ -110,7 +110,7 @@ class Agent:
             launch,
             settings,
             zygote=lambda: spawner.zygote,
-            found=lambda findings: driver.feed(Examined(findings)),
+            found=lambda findings: driver.feed(Examined(self._chaos.spoiled(findings))),
         )
         self._requests = WorkerRequests(lambda visitor, question: driver.feed(Inquired(visitor, question)))
         roles = RoleTasks(launch) if launch.roles else None

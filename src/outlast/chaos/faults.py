@@ -107,6 +107,12 @@ KINDS = {
         seconds=5.0,
         path=True,
     ),
+    "fail-check": ChaosKind(
+        target=ChaosTarget.NODE,
+        does="let the next check of a node fail, which comes when the node joins or is taken back",
+        answer=ChaosAnswer.NONE,
+        seconds=5.0,
+    ),
     "clock-jump": ChaosKind(
         target=ChaosTarget.NODE,
         does="set the clock of a whole machine wrong",

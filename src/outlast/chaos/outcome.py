@@ -14,6 +14,7 @@ from outlast.events.events import (
     HangNamed,
     JobEvent,
     JobOver,
+    NodeExcluded,
     NodeLost,
     PlannedChange,
     Restarting,
@@ -24,8 +25,16 @@ from outlast.events.events import (
 from outlast.events.sentences import sentence
 from outlast.reports.figures import duration
 
-NOTICES = (GenerationEnding, WorkerFailed, HangNamed, NodeLost, PlannedChange, StragglerChanged, CoordinatorTookOver)
-NAMES = (HangNamed, WorkerFailed, NodeLost, CoordinatorTookOver, StragglerChanged, PlannedChange, GenerationEnding)
+NAMES = (
+    HangNamed,
+    WorkerFailed,
+    NodeLost,
+    CoordinatorTookOver,
+    NodeExcluded,
+    StragglerChanged,
+    PlannedChange,
+    GenerationEnding,
+)  # the one that says most first
 DEEDS = (Restarting, CoordinatorTookOver, GenerationFormed)
 
 
@@ -84,7 +93,7 @@ def outcome_of(
     fault: str, did: str, heard: Sequence[HeardEvent], *, generation: int, steps_lost: int | None, restarts: int
 ) -> ChaosOutcome:
     """Put it together."""
-    noticed = next((each.after for each in heard if isinstance(each.event, NOTICES)), None)
+    noticed = next((each.after for each in heard if isinstance(each.event, NAMES)), None)
     named = next((sentence(each.event) for kind in NAMES for each in heard if isinstance(each.event, kind)), "")
     done = next((sentence(each.event) for kind in DEEDS for each in heard if isinstance(each.event, kind)), "")
     training = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from outlast.agent.chaos.hands import ChaosImpossible, damage, newest_file
+from outlast.agent.chaos.hands import ChaosHands, ChaosImpossible, damage, newest_file
 from outlast.chaos.faults import KINDS, ChaosAnswer, ChaosRequest
 from outlast.chaos.outcome import HeardEvent, is_answered, outcome_of
 from outlast.chaos.plans import read_plan
@@ -22,8 +23,10 @@ from outlast.events.events import (
     TrainingBegan,
 )
 from outlast.protocol.chaos import AskChaos, ChaosBegun, ChaosFault, ChaosOrder, right_digest
+from outlast.protocol.checks import Findings
 from outlast.protocol.requests import Answer
 from outlast.protocol.rules import Rules
+from outlast.settings.settings import Settings
 from outlast.transport.wire import chaos_token
 
 RIGHT = chaos_token("the job's token")
@@ -163,3 +166,30 @@ def test_the_newest_checkpoint_is_damaged_in_its_middle(tmp_path: Path) -> None:
     damage(tmp_path / "large")
     content = (tmp_path / "large").read_bytes()
     assert (len(content), content[500:564], content[:500]) == (1000, b"\xa5" * 64, bytes(500))
+
+
+def test_a_check_fails_once_when_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[ChaosBegun] = []
+    hands = ChaosHands(
+        Settings(allow_chaos=True), send=told.append, pids=lambda: (), hosting=cast("Any", None), others=list
+    )
+    later = SimpleNamespace(call_later=lambda _, act: act())
+    monkeypatch.setattr("asyncio.get_running_loop", lambda: later)
+    found = Findings(1, 1)
+    assert hands.spoiled(found) == found
+    hands.ordered(ChaosOrder(1, "me", ChaosFault("fail-check")))
+    assert told == [ChaosBegun(1, True, "the next check of this node fails")]
+    assert hands.spoiled(found).certain
+    assert hands.spoiled(found) == found
+    hands.ordered(ChaosOrder(2, "me", ChaosFault("kill-worker", 0)))
+    assert told[1] == ChaosBegun(2, False, "no such worker runs here now")
+    hands.close()
+    assert not Path(hands.directory).exists()
+
+
+def test_a_node_without_the_flag_does_nothing() -> None:
+    told: list[ChaosBegun] = []
+    hands = ChaosHands(Settings(), send=told.append, pids=lambda: (), hosting=cast("Any", None), others=list)
+    hands.ordered(ChaosOrder(1, "me", ChaosFault("kill-agent")))
+    assert told == [ChaosBegun(1, False, "this node was started without --allow-chaos")]
+    assert hands.directory == ""

@@ -14,9 +14,12 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from outlast.agent.coordinator_link.hosting import Hosting
 from outlast.launch import Endpoint
 from outlast.protocol.chaos import ChaosBegun, ChaosFault, ChaosOrder
+from outlast.protocol.checks import Findings
 from outlast.settings.settings import Settings
 from outlast.system import own_process, proc
 
@@ -52,6 +55,7 @@ class ChaosHands:
         self._hosting = hosting
         self._others = others
         self._lasting: list[subprocess.Popen[bytes]] = []
+        self._fails_check = False
         self.directory = tempfile.mkdtemp(prefix="outlast-chaos-") if self._allowed else ""
 
     def ordered(self, order: ChaosOrder) -> None:
@@ -68,11 +72,21 @@ class ChaosHands:
         self._send(ChaosBegun(order.number, True, text[:1000]))
         asyncio.get_running_loop().call_later(LEAD, act)
 
+    def spoiled(self, findings: Findings) -> Findings:
+        """What a check has found here; a failure, once, if that was asked for."""
+        if not self._fails_check:
+            return findings
+        self._fails_check = False
+        return replace(findings, alone="outlast chaos wants this check to fail", certain=True)
+
     def close(self) -> None:
         """Take everything back."""
         self._take_back()
         if self.directory:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _fail_check(self) -> None:
+        self._fails_check = True
 
     def _take_back(self) -> None:
         for process in self._lasting:
@@ -84,6 +98,7 @@ class ChaosHands:
     def _continue(self) -> None:
         """End what lasts, and let workers go on that were stopped."""
         self._take_back()
+        self._fails_check = False
         for pid in self._pids():
             os.kill(pid, signal.SIGCONT)
 
@@ -95,6 +110,8 @@ class ChaosHands:
         if fault.name in IN_WORKER:
             self._worker(fault)
             return f"{fault.name} {fault.text} in a worker, at its next step", lambda: self._leave(fault)
+        if fault.name == "fail-check":
+            return "the next check of this node fails", self._fail_check
         if fault.name == "end":
             return "whatever lasts is taken back", self._continue
         if fault.name in LASTING:
