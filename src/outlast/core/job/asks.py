@@ -48,7 +48,7 @@ class Asks:
             return Answer(False, f"nothing to restart: the job is {s.phase.value}")
         self._course.plan(RestartRequested(ask.who), now)
         self._course.settle(now)
-        return Answer(True, f"job {s.rules.job}: generation {s.generation} ends, and starts anew")
+        return Answer(True, f"job {s.rules.job}: generation {s.generation} ends, and the next one starts")
 
     def _drain(self, ask: Ask, now: float) -> Answer:  # noqa: ARG002
         s = self._state
