@@ -238,7 +238,7 @@ def test_a_node_that_is_to_be_warm_when_it_joins_has_its_first_workers_forked(
         worker, there = started(process, 1)
         assert there == ["torch.nn"]
         assert process.output.index(READY) < process.output.index("generation 1: started")
-        assert "leaves out" not in process.output
+        assert "the zygote skips" not in process.output
         os.kill(worker, signal.SIGUSR1)
         assert process.wait() == 0
 

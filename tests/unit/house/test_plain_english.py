@@ -68,10 +68,5 @@ def texts(module: Path) -> Iterator[tuple[int, str]]:
         and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in docs
-            and " " in node.value
-        ):
+        if isinstance(node, ast.Constant) and id(node) not in docs and isinstance(node.value, str):
             yield node.lineno, node.value
