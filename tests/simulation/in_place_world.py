@@ -5,6 +5,9 @@ that raises says so at once, and can reach its generation until it has parked. A
 process on it can reach it any more: that is what `Cleared` means here. The next generation is entered by the processes
 that are parked, and by new ones for the others.
 
+In half of the schedules the policy is min-healthy: nodes that lost processes are held back while MIN others are whole,
+and replace them meanwhile. In some of these the script has no restartable function.
+
 How the agent acts is a `Shell`, so that broken ones can be tried (`test_in_place_world.py`). All draws come from a
 `Random` of their own: whatever else a seed means stays.
 """
@@ -15,11 +18,18 @@ from random import Random
 from typing import Any
 
 from invariants import Violation
+from msgspec.structs import replace
 from schedule import KILL_SHARE
-from simulator import NEVER, Agent, Group, Simulation
+from simulator import NEVER, Agent, Group, Life, Simulation
 
+from outlast.core.job.job import Job
+from outlast.core.membership.roster import world_of
 from outlast.core.node import inputs as node_inputs
+from outlast.core.node.course import REFILL_AGAIN
+from outlast.events.events import GenerationEnding, GenerationFormed, NodeHeldBack
+from outlast.events.reasons import ChangeReason, PlannedEnd
 from outlast.protocol.generations import Assignment
+from outlast.protocol.observers import NumberedEvent
 
 DIES_PARKED = 0.05  # the probability that a process dies while it is parked
 ASKED = 1e12  # seconds: instead of the time of a stop, which comes before it if there is another one without grace
@@ -67,6 +77,19 @@ class InPlaceSimulation(Simulation):
         self._parked: dict[str, list[SimulatedProcess]] = {}  # by agent
         self._all: list[SimulatedProcess] = []
         self.stayed = self.given_up = 0  # processes that entered another generation; that did not leave in time
+        self.held_back = self.refilled = 0  # nodes that others went on without; processes that were replaced meanwhile
+        self._ended: set[int] = set()  # generations,
+        self._planned: set[int] = set()  # and those of them that somebody wanted to end
+        self._choose_policy(Random(f"policy {seed}"))
+
+    def _choose_policy(self, draw: Random) -> None:
+        min_healthy = draw.random() < 0.5
+        self._restartable = not min_healthy or draw.random() < 0.9
+        if min_healthy:
+            self.rules = self.schedule.rules = self._witness.rules = replace(self.rules, restart_policy="min-healthy")
+            self._more_patience = 3 * REFILL_AGAIN
+        if not self._restartable:
+            self._willing = 0.0
 
     # -- entering
 
@@ -146,7 +169,73 @@ class InPlaceSimulation(Simulation):
             self._parked.setdefault(group.agent.id, []).append(process)
             if self._fate.random() < DIES_PARKED:
                 process.lives = False
+            elif self._fate.random() < DIES_PARKED and self._chaos:
+                self._after(self._fate.random() * 5 * self.rules.node_timeout, self._die_parked, group.agent, process)
             self._look_whether_clear(group)
+
+    def _die_parked(self, one: Agent, process: SimulatedProcess) -> None:
+        if process in self._parked.get(one.id, ()) and process.lives:
+            process.lives = False
+            self._count_parked(one)
+
+    # -- replacing those that died while others go on
+
+    def _waiting(self, one: Agent) -> int:
+        return sum(each.lives for each in self._parked.get(one.id, ()))
+
+    def _count_parked(self, one: Agent) -> None:
+        self._to_node(one, node_inputs.Kept(self._waiting(one)))
+
+    def _cleared(self, group: Group) -> None:
+        self._tell(f"{group.agent.id} is clear of generation {group.place.generation}")
+        kept = self._waiting(group.agent) if self._restartable else None
+        self._to_node(group.agent, node_inputs.Cleared(group.place.generation, kept))
+
+    def _refill(self, one: Agent) -> None:
+        self._tell(f"{one.id} replaces those that died")
+        for _ in range(one.nproc - self._waiting(one)):
+            if self._fate.random() < 0.9 or not self._chaos:
+                self._after(self._fate.random() * 3 * self.rules.node_timeout, self._set_up, one, one.group)
+
+    def _set_up(self, one: Agent, last: Group | None) -> None:
+        if one.paused:
+            one.backlog.append((self._set_up, (one, last)))
+        elif one.alive and one.group is last and self._waiting(one) < one.nproc:  # else a start has ended it
+            process = SimulatedProcess()
+            self._all.append(process)
+            self._parked.setdefault(one.id, []).append(process)
+            self.refilled += 1
+            self._count_parked(one)
+
+    def _published(self, c: Life, numbered: NumberedEvent) -> None:
+        super()._published(c, numbered)
+        if isinstance(numbered.event, NodeHeldBack):
+            self.held_back += 1
+        elif isinstance(numbered.event, GenerationEnding):
+            self._ended.add(numbered.event.generation)
+            if isinstance(numbered.event.reason, PlannedEnd | ChangeReason):
+                self._planned.add(numbered.event.generation)
+        elif isinstance(numbered.event, GenerationFormed) and self.rules.restart_policy == "min-healthy":
+            self._check_healthy(c.job)
+
+    def _check_healthy(self, job: Job) -> None:
+        """Nobody waits for a process that starts in place of one that died, while there are enough others.
+
+        Unless the generation before was ended to let others in.
+        """
+        planned = max((number for number in self._ended if number < job.generation), default=0) in self._planned
+        nodes, rules = job._state.nodes, self.rules
+        chosen = [nodes[name] for name in job.roster]
+        here = [*chosen, *nodes.ready.values()]
+        healthy = world_of(
+            sum(not node.impaired for node in here),
+            least=rules.min_nodes,
+            most=job._state.admissions.most,
+            unit=rules.node_unit,
+        )
+        impaired = [node.name for node in chosen if node.impaired]
+        if impaired and healthy and any(node.whole for node in here) and not planned:
+            raise Violation("the healthy wait for nobody", f"{impaired} are in generation {job.generation}")
 
     def _give_up_on(self, group: Group, process: SimulatedProcess) -> None:
         if group.agent.paused:

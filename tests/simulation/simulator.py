@@ -279,6 +279,7 @@ class Simulation:
             self.schedule.faults = sorted([*self.schedule.faults, *drains])
         self.resigned = 0  # coordinators that have left the job to others
         self._settled = False
+        self._more_patience = 0.0  # seconds, with what else has to be waited for
         self._struck = False
         self._quiet_since = NEVER
         self._habits = Habits(self, seed) if whole else None
@@ -788,6 +789,8 @@ class Simulation:
                 self._stop_workers(one, command.generation, command.grace)
             elif isinstance(command, node_commands.HaltWorkers):
                 self._halt(one, command.at)
+            elif isinstance(command, node_commands.RefillWorkers):
+                self._refill(one)
             elif isinstance(command, node_commands.Lease):
                 one.lease = command.until
             elif isinstance(command, node_commands.Hangup):
@@ -1089,6 +1092,9 @@ class Simulation:
         self._tell(f"{group.agent.id} is clear of generation {group.place.generation}")
         self._to_node(group.agent, node_inputs.Cleared(group.place.generation))
 
+    def _refill(self, one: Agent) -> None:
+        raise Violation("every command is carried out", f"{one.id} has nothing that could be refilled")
+
     def _gone(self, group: Group, *, whole: bool = False) -> None:
         group.alive = group.running = False
         self._witness.workers_gone(group.place.generation)
@@ -1241,6 +1247,7 @@ class Simulation:
             + 10 * rules.node_check_timeout * rules.network_check
             + FIRST_PATIENCE
             + FIRST_NODE
+            + self._more_patience
             + (3 * (self._work + schedule.spread) if self._work < NEVER else 0)
         )
         self._look(self.t + patience)

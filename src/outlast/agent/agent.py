@@ -224,6 +224,8 @@ class Agent:
             grace = self._launch.shutdown_timeout if command.grace is None else command.grace
             # With the whole shutdown timeout the job or this node's part in it ends: the script hears of it as ever.
             self._runner.stop(command.generation, grace, in_place=command.grace is not None)
+        elif isinstance(command, commands.RefillWorkers):
+            self._runner.refill()
         elif isinstance(command, commands.Lease):
             self._guard.renew(command.until)
         elif isinstance(command, commands.Examine):

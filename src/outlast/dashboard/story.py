@@ -36,6 +36,7 @@ _TONES: dict[type, str] = {
     events.NodeLost: FAULT,
     events.NodeLeft: CHANGE,
     events.NodeExcluded: WARN,
+    events.NodeHeldBack: WARN,
     events.NodeKept: WARN,
     events.NodeLetBack: CHANGE,
     events.WorkerFailed: FAULT,

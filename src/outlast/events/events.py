@@ -162,6 +162,14 @@ class NodeExcluded(_JobEvent, frozen=True, tag="node excluded"):
     seconds: float | None
 
 
+class NodeHeldBack(_JobEvent, frozen=True, tag="node held back"):
+    """Processes of a node died, and the healthy nodes go on without it (`--ft-restart-policy=min-healthy`)."""
+
+    node: str
+    lost: int  # of its processes
+    workers: int
+
+
 class NodeKept(_JobEvent, frozen=True, tag="node kept"):
     """A node is to blame, and is used all the same: without it there were too few, or too many are excluded."""
 
@@ -320,6 +328,7 @@ JobEvent = (
     | NodeLost
     | NodeLeft
     | NodeExcluded
+    | NodeHeldBack
     | NodeKept
     | NodeLetBack
     | WorkerFailed

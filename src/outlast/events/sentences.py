@@ -253,6 +253,14 @@ def _(excluded: events.NodeExcluded) -> str:
 
 
 @sentence.register
+def _(held: events.NodeHeldBack) -> str:
+    return (
+        f"generation {held.generation} starts without node {held.node}, which lost {held.lost} of "
+        f"{count(held.workers, 'worker')}; it replaces them and joins later (--ft-restart-policy=min-healthy)"
+    )
+
+
+@sentence.register
 def _(kept: events.NodeKept) -> str:
     where = f"generation {kept.generation}: " if kept.generation else ""
     return f"{where}{kept.because}: {kept.why}"

@@ -81,6 +81,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     training: Training | None = None  # in the newest generation that was started here; None: no step was made
     tasks: Annotated[tuple[TaskReport, ...], msgspec.Meta(max_length=4096)] | None = None  # None: as it said before
     relaunched: Annotated[tuple[Relaunch, ...], msgspec.Meta(max_length=MOST_RELAUNCHES)] = ()  # that are news
+    kept: Count | None = None  # processes that wait in a restartable function for the next generation; None: not asked
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -121,6 +122,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     lease: float
     restart_grace: float
     successors: Annotated[tuple[Successor, ...], msgspec.Meta(max_length=64)] = ()  # where else to look for others
+    refills: bool = False  # a node that is not needed replaces its processes that died (--ft-restart-policy)
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):

@@ -85,6 +85,14 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
             "(job end and drain use --shutdown-timeout)."
         ),
     ] = 0.05
+    restart_policy: Annotated[
+        Literal["any-failed", "min-healthy"],
+        _about(
+            "'any-failed': after a failure all nodes go on together, with new processes for those that died. "
+            "'min-healthy': while MIN nodes have all their processes, these go on without the others; for scripts "
+            "with @outlast.restartable."
+        ),
+    ] = "any-failed"
     planned_change_timeout: Annotated[
         Seconds,
         _about(
@@ -266,13 +274,6 @@ class Settings(JobSettings, frozen=True, kw_only=True):
             off=0,
         ),
     ] = 0.0
-    restart_policy: Annotated[
-        Literal["any-failed"],
-        _about(
-            "'any-failed': one failed worker ends its generation. The only policy, accepted for command lines of "
-            "nvidia-resiliency-ext."
-        ),
-    ] = "any-failed"
     supervise: Annotated[
         bool,
         _about(

@@ -36,6 +36,7 @@ from outlast.protocol.in_place import (
     LONGEST,
     PARKED,
     RETURNED,
+    STANDBY,
     VARIABLE,
 )
 from outlast.worker import generations
@@ -68,6 +69,7 @@ class InPlaceWorker:
     """This process, from when it first enters the function until it has returned for good.
 
     worker = InPlaceWorker.of_agent(timeout=None)
+    worker.stand_by()
     while not worker.attempt(function)[0]:
         worker.park(cleanup, health_check)
         worker.go_on()
@@ -144,6 +146,13 @@ class InPlaceWorker:
         group_sockets.cut()  # also what a hook may have begun
         group_sockets.forget()
         self._say(PARKED)
+
+    def stand_by(self) -> None:
+        """A process that replaces one that died, while others go on: wait for a generation before entering."""
+        if os.environ.get(STANDBY):
+            generations.end()  # set-up may have written to nobody's board
+            self._say(PARKED)
+            self.go_on()
 
     def go_on(self) -> None:
         """Wait for the next generation, and be its worker. Raises SystemExit if there is none."""

@@ -89,6 +89,7 @@ def _enter(call: Callable[[], Any], cleanup: Hook | None, health_check: Hook | N
         if worker is None:
             return call()
         try:
+            worker.stand_by()
             while True:
                 done, result = worker.attempt(call)
                 if done:

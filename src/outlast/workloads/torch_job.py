@@ -24,6 +24,7 @@ WITHHELD = (
         "OUTLAST_DESK",
         "OUTLAST_IN_PLACE",
         "OUTLAST_PARTNER",
+        "OUTLAST_STANDBY",
         "OUTLAST_STEP_HOOK",
     ),
     *("OUTLAST_TOKEN", "TORCHELASTIC_ERROR_FILE"),

@@ -333,7 +333,7 @@ def test_help_needs_no_script(capsys) -> None:
         (["--ft-last-call=soon"], ["--ft-last-call", "'soon'"]),
         (["--ft-cfg-path=absent.yaml"], ["absent.yaml", "cannot be read"]),
         (["--ft-cfg-path="], ["--ft-cfg-path is empty", "drop the flag"]),
-        (["--ft-restart-policy=min-healthy"], ["--ft-restart-policy", "any-failed", "'min-healthy'"]),
+        (["--ft-restart-policy=all"], ["--ft-restart-policy", "any-failed", "min-healthy", "'all'"]),
         (["--supervise=perhaps"], ["--supervise", "true or false", "'perhaps'"]),
         (["--no-auth=perhaps"], ["--no-auth", "true or false", "'perhaps'"]),
     ],
@@ -589,8 +589,9 @@ def test_rendezvous_conf_may_be_quoted(conf: str, script: str) -> None:
     assert (settings.pend_timeout, settings.last_call) == (20, 4)
 
 
-def test_the_restart_policy_of_nvidia_resiliency_ext_is_accepted(script: str) -> None:
-    assert parse(["--ft-restart-policy=any-failed", script], {})[1].settings.restart_policy == "any-failed"
+@pytest.mark.parametrize("policy", ["any-failed", "min-healthy"])
+def test_the_restart_policies_of_nvidia_resiliency_ext_are_accepted(script: str, policy: str) -> None:
+    assert parse([f"--ft-restart-policy={policy}", script], {})[1].settings.restart_policy == policy
 
 
 @pytest.mark.parametrize("argv", [["--nproc-per-node=2", "t.py"], ["-m", "train"], ["train.py"]])

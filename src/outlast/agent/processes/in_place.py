@@ -36,14 +36,18 @@ TO_END = 5.0  # seconds for parked processes to end by themselves when the job i
 class InPlace:
     """The agent's side. Made within a running event loop.
 
-    `stepped(local_rank)` says whether that worker has made a step in this generation.
+    `stepped(local_rank)` says whether that worker has made a step in this generation. `counted()` is called when
+    another number of processes is parked while no generation runs here.
     """
 
-    def __init__(self, timeout: float, *, stepped: Callable[[int], bool]) -> None:
+    def __init__(self, timeout: float, *, stepped: Callable[[int], bool], counted: Callable[[], None]) -> None:
         self.timeout = timeout
         self.stepped = stepped
+        self.counted = counted
         self.failed: Failed = lambda _rank, _pid: None
         self.group: WorkerGroup | None = None  # whose workers may enter
+        self.standby: list[WorkerGroup] = []  # processes that replace those that died, and have been in no generation
+        self._entered = False  # a worker of the last generation was in a restartable function
         self.address = f"outlast-{secrets.token_hex(16)}" if timeout > 0 else ""
         self._parked: list[Worker] = []
         self._links: set[RestartLink] = set()
@@ -58,15 +62,33 @@ class InPlace:
     def begin(self, group: WorkerGroup, failed: Failed) -> None:
         """The workers of this group may enter; `failed(local_rank, pid)` is called when a worker's function raises."""
         self.group, self.failed = group, failed
+        self._entered = bool(group.restartable)
 
     def keep(self, group: WorkerGroup) -> None:
         """Its generation is over here: those of its workers that are parked stay for the next one."""
         self.group = None
         self._parked += group.parked
+        group.parked_died = self.counted
+
+    @property
+    def waiting(self) -> int | None:
+        """How many processes are parked; None: nobody was in a restartable function."""
+        return len(self.parked) if self._entered else None
+
+    @property
+    def parked(self) -> list[Worker]:
+        """Those that wait for the next generation."""
+        waiting = [*self._parked, *(worker for group in self.standby for worker in group.parked)]
+        return [each for each in waiting if each.exit_code is None]
+
+    def stand_by(self, group: WorkerGroup) -> None:
+        """These replace workers that died, and park as soon as they come to their restartable function."""
+        self.standby.append(group)
+        group.parked_died = self.counted
 
     def take(self, *, fresh: bool) -> list[Worker]:
         """The workers that wait for the next generation; none if it is to begin with nothing that was kept."""
-        waiting, self._parked = [each for each in self._parked if each.exit_code is None], []
+        waiting, self._parked, self.standby = self.parked, [], []
         if not fresh:
             return waiting
         for each in waiting:
@@ -75,7 +97,7 @@ class InPlace:
 
     async def close(self) -> None:
         """There is no next generation: end those that wait for one."""
-        waiting, self._parked = self._parked, []
+        waiting, self._parked, self.standby = self.parked, [], []
         for link in list(self._links):
             self.drop(link)
         if self._listener is not None:
@@ -90,15 +112,23 @@ class InPlace:
         self._loop.remove_reader(link.socket)
         link.socket.close()
 
+    def find(self, pid: int) -> tuple[Worker | None, WorkerGroup | None]:
+        """The worker that is this process, and runs; and its group."""
+        for group in (self.group, *self.standby):
+            if group is not None and (worker := group.running(pid)) is not None:
+                return worker, group
+        return None, None
+
     def _accept(self, listener: socket.socket) -> None:
         with suppress(BlockingIOError, ConnectionAbortedError):
             connection, _ = listener.accept()
             connection.setblocking(False)
             pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            worker = self.group.running(pid) if self.group is not None and user == os.getuid() else None
+            worker, _ = self.find(pid) if user == os.getuid() else (None, None)
             if worker is None:
                 connection.close()
                 return
+            self._entered = True
             worker.link = link = RestartLink(self, connection, pid)
             self._links.add(link)
             self._loop.add_reader(connection, link.hear)
@@ -148,8 +178,7 @@ class RestartLink:
             return
         except OSError:
             word, argument = b"", b""
-        group = self._in_place.group
-        worker = group.running(self._pid) if group is not None else None
+        worker, group = self._in_place.find(self._pid)
         if word == ENTERED:
             with suppress(ValueError):
                 self.timeout = float(argument)
@@ -157,6 +186,8 @@ class RestartLink:
             self._failed(worker)
         elif word == PARKED and worker is not None and group is not None:
             group.park(worker)
+            if group in self._in_place.standby:
+                self._in_place.counted()
         elif word in (DECLINED, RETURNED, b""):
             if word != DECLINED:
                 self._in_place.drop(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from msgspec.structs import replace
@@ -20,16 +20,18 @@ from outlast.agent.processes.in_place import InPlace
 from outlast.agent.processes.memory_limits import MemoryLimits
 from outlast.agent.processes.ports import StorePorts
 from outlast.agent.processes.role_tasks import RoleTasks
+from outlast.agent.processes.worker import Streams
 from outlast.agent.processes.workers import WorkerGroup
 from outlast.agent.snapshots.keeper import Keeper
 from outlast.agent.warm_start.warming import Spawner
-from outlast.core.node.inputs import Cleared, Event, Exited, Holds
+from outlast.core.node.inputs import Cleared, Event, Exited, Holds, Kept
 from outlast.core.tasks.memory import WorkerMemory
 from outlast.core.tasks.tasks import TaskAction, TaskDecision
 from outlast.events.phrases import amount
 from outlast.protocol.failures import Failure
 from outlast.protocol.fields import sendable
 from outlast.protocol.generations import Assignment
+from outlast.protocol.in_place import STANDBY
 from outlast.protocol.membership import State
 from outlast.protocol.snapshots import Keeping
 from outlast.system.tasks import Tasks
@@ -39,6 +41,16 @@ log = logging.getLogger("agent")
 
 STOP_GRACE = 5.0  # seconds between SIGTERM and SIGKILL for tasks that are stopped while the job goes on or is done
 NOT_STARTED = 126  # the exit code a shell gives to a command that it cannot execute
+
+
+NOWHERE = Streams(None, None, "")  # but to the agent's own output
+# What a process has no use for before it is in a generation. Without the store's port it cannot reach an old one.
+_OF_A_GENERATION = ("MASTER_PORT", "OUTLAST_ARENA", "OUTLAST_BOARD", "OUTLAST_PARTNER", "TORCHELASTIC_ERROR_FILE")
+
+
+def standby_environment(last: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that sets itself up before it knows its rank, by that of the one that died."""
+    return {name: value for name, value in last.items() if name not in _OF_A_GENERATION} | {STANDBY: "1"}
 
 
 class WorkerRunner:
@@ -71,12 +83,13 @@ class WorkerRunner:
         self._memory, self._limits = memory or WorkerMemory(), MemoryLimits()
         self._offered = Attachments()
         self._over: WorkerGroup | None = None  # its tasks have done what the job is for: the rest is being stopped
-        self._in_place = InPlace(in_place_timeout, stepped=monitor.stepped)
+        self._in_place = InPlace(in_place_timeout, stepped=monitor.stepped, counted=self._count_parked)
         # Where a stop fails nobody would ever hear that the workers are gone, and all would wait for this node.
         self._tasks = Tasks(driver.fail)
         self._opening: asyncio.Task[None] | None = None  # the logs of a generation whose workers start after that
         self._group: WorkerGroup | None = None
         self._finished: WorkerGroup | None = None  # all of its workers have succeeded; something of it may run on
+        self._environments: list[dict[str, str]] = []  # of the last generation's workers
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -114,8 +127,10 @@ class WorkerRunner:
         try:
             streams = await self._logs.open(assignment, environments)
             self._opening = None
+            self._end_standby()
             parked = self._in_place.take(fresh=assignment.fresh)
             self._group = group = self._spawner.start(environments, streams, partial(self._exited, assignment), parked)
+            self._environments = [dict(worker.environment) for worker in group.workers]
             # A restartable function that raises is as good as an exit, though its process goes on.
             self._in_place.begin(group, failed=partial(self._exited, assignment, exit_code=1))
             self._inquest.begin(assignment, watch, streams)
@@ -134,6 +149,43 @@ class WorkerRunner:
         if self._roles is not None:
             self.feed(self._roles.news(assignment.generation))
         asyncio.get_running_loop().call_soon(self._inquest.prepare)
+
+    def refill(self) -> None:
+        """Start a process for each worker that died. They set themselves up, and wait for a generation."""
+        waiting = {worker.local_rank for worker in self._in_place.parked}
+        starting = {rank for group in self._in_place.standby for rank in group.alive}
+        missing = set(range(len(self._environments))) - waiting - starting
+        if self._group is not None or self._opening is not None or not missing:
+            return
+        environments = [standby_environment(each) for each in self._environments]
+        try:
+            group = self._spawner.start(environments, [NOWHERE] * len(environments), self._standby_ended, only=missing)
+        except OSError as error:
+            log.warning("cannot replace the workers that died: %s", error)
+            return
+        self._in_place.stand_by(group)
+        shown = ", ".join(map(str, sorted(missing)))
+        log.info("others go on: new processes for the local ranks that died (%s) are started beside them", shown)
+
+    def _standby_ended(self, local_rank: int, pid: int, exit_code: int) -> None:
+        if not self._in_place.standby:
+            return  # we have ended it: the node is needed, or leaves
+        log.warning(
+            "the new process of local rank %d (pid %d) ended with exit code %d before its restartable function; "
+            "another is started in a minute, or when this node is needed",
+            local_rank,
+            pid,
+            exit_code,
+        )
+
+    def _end_standby(self) -> None:
+        """Processes that are not set up by now are of no use: the generation has new ones."""
+        for group in self._in_place.standby:
+            self._tasks.start(group.stop(signal.SIGKILL, 0))
+
+    def _count_parked(self) -> None:
+        if self._group is None and (waiting := self._in_place.waiting) is not None:
+            self.feed(Kept(waiting))
 
     def _abort(self, assignment: Assignment, error: Exception) -> None:
         log.error("%s", error)
@@ -174,6 +226,7 @@ class WorkerRunner:
                 self._in_place.keep(group)
         if self._finished is not None:
             self._finished.reap()
+        self._end_standby()
         await self._in_place.close()
         self._unwatch()
         if self._roles is not None:
@@ -187,7 +240,7 @@ class WorkerRunner:
         return self._in_place.address
 
     def reap_orphans(self) -> None:
-        for group in (self._group, self._finished):
+        for group in (self._group, self._finished, *self._in_place.standby):
             if group is not None:
                 group.reap_orphans()
 
@@ -318,7 +371,7 @@ class WorkerRunner:
         await group.stop(self._ending(), grace, in_place=in_place)
         if self._group is group:
             self._in_place.keep(group)
-            self._ended(generation)
+            self._ended(generation, kept=self._in_place.waiting)
             self._keeper.ended()
 
     def _finish(self, group: WorkerGroup, generation: int) -> None:
@@ -331,8 +384,8 @@ class WorkerRunner:
         level = logging.INFO if self._spawner.launch.max_nodes > 1 else logging.DEBUG  # one alone has no such news
         log.log(level, "generation %d: every worker here has finished", generation)
 
-    def _ended(self, generation: int) -> None:
-        """No worker of it is alive."""
+    def _ended(self, generation: int, *, kept: int | None = None) -> None:
+        """No worker of it is alive but for those that are kept."""
         self._group = self._over = None
         self._unwatch()
         if self._roles is not None:
@@ -340,7 +393,7 @@ class WorkerRunner:
         self._logs.finish()
         self._ports.release()
         self.feed(Holds(self._keeper.held()))
-        self.feed(Cleared(generation))
+        self.feed(Cleared(generation, kept))
 
     def _unwatch(self) -> None:
         self._guard.watch(())

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from outlast.agent.processes.spawning import gone_on, spawn, watched
@@ -49,6 +49,8 @@ class WorkerGroup:
         self._sweeping = asyncio.Lock()
         self._swept = False
         self._leaving_signal, self._leaving_grace = int(signal.SIGTERM), 0.0
+        self._shares_mark = False  # what has this mark may belong to workers of another group
+        self.parked_died: Callable[[], None] = lambda: None
 
     @classmethod
     def start(
@@ -62,8 +64,11 @@ class WorkerGroup:
         cold: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
         pass_fds: Sequence[int] = (),
         parked: Sequence[Worker] = (),
+        only: Collection[int] | None = None,
     ) -> WorkerGroup:
         """Start one worker per command. Local rank i gets the i-th of each; the streams are closed here.
+
+        `only`: just these local ranks, beside those that are parked in other groups, with the mark that they have.
 
         Those that are `parked`, of an earlier group, go on as the workers of their local ranks. Others are new.
         `fork` may give them as processes that are there already, children of this one; if it gives None, they are
@@ -75,10 +80,13 @@ class WorkerGroup:
         try:
             # What a parked worker started in an earlier generation has the mark of that one.
             group._mark = next((each.environment[_MARK] for each in parked), group._mark)
+            if only is not None:
+                group._mark, group._shares_mark = environments[0][_MARK], True
             environments = [{**environment, _MARK: group._mark} for environment in environments]
             group._workers += gone_on(parked, environments, streams)
             stayed = {worker.local_rank for worker in group._workers}
-            ranks = [rank for rank in range(len(commands)) if rank not in stayed]
+            wanted = range(len(commands)) if only is None else sorted(only)
+            ranks = [rank for rank in wanted if rank not in stayed]
             births = [(commands[rank], environments[rank], streams[rank]) for rank in ranks]
             pids = fork(*zip(*births, strict=True)) if fork is not None and births else None
             if pids is not None:
@@ -93,8 +101,8 @@ class WorkerGroup:
             for ends in streams:
                 ends.close()
         group._workers.sort(key=lambda worker: worker.local_rank)
-        for worker, environment in zip(group._workers, environments, strict=True):
-            worker.environment = environment
+        for worker in group._workers:
+            worker.environment = environments[worker.local_rank]
             group._loop.add_reader(worker.pidfd, group._exited, worker)
         if not group._workers:
             group._over.set()
@@ -110,6 +118,11 @@ class WorkerGroup:
             group._loop.add_reader(worker.pidfd, group._exited, worker)
         group._look_whether_over()
         return group
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """All of them, by local rank."""
+        return self._workers
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -265,6 +278,7 @@ class WorkerGroup:
         if worker.parked:
             worker.kill_group(signal.SIGKILL)
             worker.reap()
+            self.parked_died()
             return
         self._look_whether_over()
         if not worker.failed:
@@ -352,7 +366,7 @@ class WorkerGroup:
         mine = set(self.pids)
         if of is not None:
             return [pid for pid in proc.children(os.getpid()) if pid not in mine and _descends(pid, {of.pid}, None)]
-        mark = f"{_MARK}={self._mark}".encode() if not self.parked else None
+        mark = f"{_MARK}={self._mark}".encode() if not (self.parked or self._shares_mark) else None
         sessions = mine - {worker.pid for worker in self.parked}
         return [pid for pid in proc.children(os.getpid()) if pid not in mine and _descends(pid, sessions, mark)]
 

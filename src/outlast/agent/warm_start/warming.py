@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from outlast.agent.processes.worker import Streams, Worker
 from outlast.agent.processes.workers import WorkerGroup
@@ -80,12 +80,15 @@ class Spawner:
         streams: Sequence[Streams],
         on_exit: Callable[[int, int, int], None],
         parked: Sequence[Worker] = (),
+        only: Collection[int] | None = None,
     ) -> WorkerGroup:
-        """The workers of a generation; those that are parked go on, others are made."""
+        """The workers of a generation; those that are parked go on, others are made: all, or `only` these."""
         commands = [self.workload.command(r) for r in range(self.launch.nproc)]
         zygote = self.zygote
         if zygote is None:
-            return WorkerGroup.start(commands, environments, streams, on_exit, cold=self._cold, parked=parked)
+            return WorkerGroup.start(
+                commands, environments, streams, on_exit, cold=self._cold, parked=parked, only=only
+            )
         return WorkerGroup.start(
             commands,
             environments,
@@ -95,6 +98,7 @@ class Spawner:
             cold=zygote.cold,
             pass_fds=[zygote.news],
             parked=parked,
+            only=only,
         )
 
     def restart(self, group: WorkerGroup, local_rank: int, environment: Mapping[str, str], streams: Streams) -> None:

@@ -27,6 +27,7 @@ from outlast.events.events import (
     GenerationFormed,
     HangNamed,
     JobOver,
+    NodeHeldBack,
     NodeLetBack,
     QuorumMissing,
     WorkerFailed,
@@ -214,6 +215,7 @@ class JobCourse:
                 return
         current.close()
         s.phase = Phase.FORMING
+        s.admissions.muster(planned=current.ends_by_plan)
         size = s.admissions.world(len(s.nodes.ready))
         if size and s.authority.settled:
             self.let_in(now, at_once=True)
@@ -240,7 +242,7 @@ class JobCourse:
             return False
         home = current.home_of(failures[0].rank, {name: s.nodes[name].join.nproc for name in current.roster})
         node = s.nodes[home] if home is not None else None
-        others = len(s.nodes.ready) - (home in s.nodes.ready)
+        others = len(s.admissions.available) - (home in s.admissions.available)
         decided = recovery.restart(failures, node, others=others, generation=current.number, now=now)
         if home is not None and (decided.excluded or decided.kept):
             s.admissions.gate.doubt(home)
@@ -264,6 +266,7 @@ class JobCourse:
     def while_forming(self, now: float) -> None:
         s = self._state
         door = s.admissions
+        door.muster(planned=s.current.ends_by_plan)
         size = door.world(len(s.nodes.ready))
         if not size:
             door.lift()
@@ -322,6 +325,10 @@ class JobCourse:
             node.sent = number
             del nodes.ready[name]
             self._replies.start(name, node, now)
+        door.formed()
+        for node in (nodes[name] for name in before.roster if name in door.held_back):
+            lost = node.join.nproc - (node.report.kept or 0)
+            s.out.publish(NodeHeldBack(generation=number, node=node.name, lost=lost, workers=node.join.nproc))
         newest = s.snapshots.newest
         s.out.publish(
             GenerationFormed(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from outlast.core.hangs.inquiry import Inquiry
 from outlast.core.job.planned_change import Change
 from outlast.core.recovery.failures import merged
-from outlast.events.reasons import EndReason
+from outlast.events.reasons import ChangeReason, EndReason, PlannedEnd
 from outlast.protocol.failures import Failure
 from outlast.protocol.generations import Assignment
 from outlast.protocol.rules import Rules
@@ -50,6 +50,11 @@ class Generation:
     def has_finished(self) -> bool:
         """Whether every worker of every member has exited with 0."""
         return not self.unfinished
+
+    @property
+    def ends_by_plan(self) -> bool:
+        """Whether it ends because somebody wants another one: a node joins or leaves, a person asks for it."""
+        return any(isinstance(reason, PlannedEnd | ChangeReason) for reason in self.reasons)
 
     @property
     def world_size(self) -> int:

@@ -297,7 +297,8 @@ class Job:
         self._learn(join, node, now)
         s.dealer.hear(join.node, join.hands)
         r, successors = s.rules, s.succession.successors
-        s.out.send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, successors))
+        refills = r.restart_policy == "min-healthy"
+        s.out.send(join.node, Welcome(r.node_timeout / BEATS, lease_of(r), r.restart_grace, successors, refills))
         self._reports.reported(join.node, join.report, now, again=True)
         if s.snapshots.stride > 1:
             s.out.send(join.node, Stride(s.snapshots.stride))  # it may have missed that

@@ -31,6 +31,8 @@ class Admissions:
         self.last_call: float | None = None  # until then more nodes are waited for
         self.pend: float | None = None  # until then MIN nodes are waited for
         self.most = rules.max_nodes  # that are wanted: fewer than MAX, if somebody said so
+        self.held_back: set[str] = set()  # nodes whose processes died, while MIN others have all of theirs
+        self._holds_back = rules.restart_policy == "min-healthy"  # but while too few are healthy
 
     def refusal(self, join: Join, run: str | None) -> str:
         """Why this agent cannot be part of the job; nothing, if it can."""
@@ -42,7 +44,36 @@ class Admissions:
         """Keep the sets true: whether a node is ready, and whether its workers may be alive."""
         node = self._nodes[name]
         usable = not self._evictions.is_out(node.place) and not self.gate.is_aside(name)
-        self._nodes.place(name, usable=usable)
+        held = usable and self._holds_back and node.is_here and node.impaired
+        (self.held_back.add if held else self.held_back.discard)(name)
+        self._nodes.place(name, usable=usable and not held)
+
+    def muster(self, *, planned: bool) -> None:
+        """The next generation is about to be formed: use those that are held back, if too few are healthy.
+
+        A node that has not run yet counts as healthy, but only beside one that has: if no process at all is left,
+        everybody starts again. After a `planned` change nobody is held back: else processes that cannot leave in time
+        would be replaced, join, and make others leave, without end.
+        """
+        self._hold_back(not planned)
+        ready = self._nodes.ready
+        if self.held_back and not (self.world(len(ready)) and any(node.whole for node in ready.values())):
+            self._hold_back(False)
+
+    def formed(self) -> None:
+        """A generation was formed: whoever else is impaired is held back from it."""
+        self._hold_back(True)
+
+    def _hold_back(self, on: bool) -> None:
+        if self._rules.restart_policy == "min-healthy" and on is not self._holds_back:
+            self._holds_back = on
+            for name in [*self._nodes.ready, *self.held_back]:
+                self.place(name)
+
+    @property
+    def available(self) -> Collection[str]:
+        """All that the next generation could use, if need be."""
+        return self._nodes.ready.keys() | self.held_back
 
     def world(self, available: int) -> int:
         """How many nodes a generation has when so many are available; 0 when they are too few."""

@@ -82,7 +82,7 @@ class Attendance(dict[str, Member]):
     def place(self, name: str, *, usable: bool) -> None:
         """Keep the sets true: who is ready for the next generation, and whom the old one still waits for."""
         node = self[name]
-        if node.connected and node.clear and not node.leaving and usable:
+        if usable and node.is_here:
             self.ready[name] = node
         else:
             self.ready.pop(name, None)

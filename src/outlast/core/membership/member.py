@@ -67,6 +67,21 @@ class Member:
             return self.clear
         return report.state is State.IDLE or (report.state is State.RUNNING and report.floor >= generation)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it could take part in the next generation."""
+        return self.connected and self.clear and not self.leaving
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of its processes wait in a restartable function: they need no start."""
+        return self.report.kept is not None and self.report.kept >= self.join.nproc
+
+    @property
+    def impaired(self) -> bool:
+        """Whether some of its processes died, while others of them, or of other nodes, can be restarted in place."""
+        return self.report.kept is not None and self.report.kept < self.join.nproc
+
     def heard(self, sent: float, now: float) -> bool:
         """A report that was sent at this time of the node's clock has come; whether that tells anything new."""
         if not sent or (self.behind is not None and now - sent > self.behind - CLOSER):

@@ -36,6 +36,10 @@ class StopWorkers(msgspec.Struct, frozen=True):
     grace: float | None
 
 
+class RefillWorkers(msgspec.Struct, frozen=True):
+    """Start a process for each worker that died. They wait, in their restartable function, for the next generation."""
+
+
 class Lease(msgspec.Struct, frozen=True):
     """Workers may live until then, and no longer."""
 
@@ -134,5 +138,5 @@ class Exit(msgspec.Struct, frozen=True):
 
 ForCoordinator = Tell | Show | Host | Retire | Hangup
 ForMonitor = TakeMeasures | Agree | Observe | Blame | HaltWorkers
-ForWorkers = StartWorkers | StopWorkers | Lease | Respond
+ForWorkers = StartWorkers | StopWorkers | RefillWorkers | Lease | Respond
 Command = ForCoordinator | ForMonitor | ForWorkers | Examine | SetStride | Announce | Exit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast.core.node.commands import Exit, Hangup, Host, StartWorkers, StopWorkers
+from outlast.core.node.commands import Exit, Hangup, Host, RefillWorkers, StartWorkers, StopWorkers
 from outlast.core.node.generation import LocalGeneration
 from outlast.core.node.inputs import Exited
 from outlast.core.node.reports import NodeReports
@@ -10,6 +10,9 @@ from outlast.core.node.state import NodeState
 from outlast.protocol.generations import Assignment
 from outlast.protocol.membership import Leaving, Over, State, Wanted, Wish
 from outlast.protocol.snapshots import Keeping
+
+NOT_NEEDED = 1.0  # seconds: a node that is not told to start by then is not part of the next generation
+REFILL_AGAIN = 60.0  # seconds, if processes do not come to their restartable function
 
 
 class NodeCourse:
@@ -31,6 +34,8 @@ class NodeCourse:
             times.append(host_at)
         if self.is_leased():
             times.append(s.conversation.lease_end)
+        if s.refill_at is not None:
+            times.append(s.refill_at)
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
@@ -43,6 +48,8 @@ class NodeCourse:
         host_at = self.host_at()
         if not conversation.connected and host_at is not None and now >= host_at:
             s.out.append(Host(s.allegiance.mandate()))
+        if s.refill_at is not None and now >= s.refill_at:
+            self._refill(now)
 
     def is_leased(self) -> bool:
         """Whether workers live that must end with the lease: also those that stop, whose grace may be longer."""
@@ -70,6 +77,7 @@ class NodeCourse:
             return  # an order that was under way for so long may have been withdrawn since
         s.current = LocalGeneration(assignment)
         s.floor = number - 1
+        s.kept = s.refill_at = None
         s.hangs.begin()
         s.shards.begin(number, assignment.first_rank, s.ranks)
         s.out.append(StartWorkers(assignment, keeping))
@@ -97,16 +105,41 @@ class NodeCourse:
             self._reports.tell(now)
             self._stop(self._grace())
 
-    def cleared(self, generation: int, now: float) -> None:
+    def cleared(self, generation: int, kept: int | None, now: float) -> None:
         s = self._state
         if generation != s.current.number or s.current.clear:
             return
         s.current.end()
+        self._keep(kept, now)
         if s.current.stopping:
             s.floor = max(s.floor, generation)
         self._reports.tell(now)
         if s.over is not None or (s.leaving is not Leaving.NO and not s.conversation.connected):
             self._leave_alone()
+
+    def kept(self, count: int, now: float) -> bool:
+        """So many processes are parked. Returns whether that is news."""
+        s = self._state
+        if not s.current.clear or s.kept is None or count == s.kept:
+            return False
+        self._keep(count, now)
+        return True
+
+    def _keep(self, count: int | None, now: float) -> None:
+        s = self._state
+        welcome = s.allegiance.welcome
+        s.kept = count
+        if count is None or count >= s.ranks:
+            s.refill_at = None
+        elif s.refill_at is None and welcome is not None and welcome.refills:
+            s.refill_at = now + NOT_NEEDED
+
+    def _refill(self, now: float) -> None:
+        """This node is not needed as it is: replace what died, so that it is whole when it is needed."""
+        s = self._state
+        s.refill_at = now + REFILL_AGAIN if s.stays else None
+        if s.stays:
+            s.out.append(RefillWorkers())
 
     def disconnected(self, now: float) -> None:
         s = self._state

@@ -55,6 +55,13 @@ class Cleared(msgspec.Struct, frozen=True):
     """No process here can reach this generation any more: each has ended, or has left it and is parked."""
 
     generation: int
+    kept: int | None = None  # processes that are parked; None: none of them was in a restartable function
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """So many processes are parked: another one is, or one of them has died."""
+
+    count: int
 
 
 class Leave(msgspec.Struct, frozen=True):
@@ -148,5 +155,7 @@ class NotHosted(msgspec.Struct, frozen=True):
     """The coordinator that was to be hosted here is not."""
 
 
-Noticed = Decided | Measured | Late | Observed | Paced | Trained | Halting | Holds | KeepsUp | Examined | TasksChanged
+Noticed = (
+    Decided | Measured | Late | Observed | Paced | Trained | Halting | Holds | Kept | KeepsUp | Examined | TasksChanged
+)
 Event = Noticed | Connected | Disconnected | Received | Exited | Cleared | Leave | Wished | Inquired | NotHosted | Tick

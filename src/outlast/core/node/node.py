@@ -88,7 +88,7 @@ class Node:
         elif isinstance(event, Exited):
             self._course.exited(event, now)
         elif isinstance(event, Cleared):
-            self._course.cleared(event.generation, now)
+            self._course.cleared(event.generation, event.kept, now)
         elif isinstance(event, inputs.Leave):
             self._course.leave(event.how, now)
         elif isinstance(event, inputs.Wished):
@@ -109,6 +109,8 @@ class Node:
         news = False
         if isinstance(event, inputs.Holds):
             self._reports.holds(event.held, now)
+        elif isinstance(event, inputs.Kept):
+            news = self._course.kept(event.count, now)
         elif isinstance(event, inputs.KeepsUp):
             self._reports.keeps_up(event.stride, now)
         elif isinstance(event, inputs.Measured):

@@ -86,5 +86,6 @@ class NodeReports:
             training=current.training,
             tasks=self._tasks if conversation.acked < self._tasks_since else None,
             relaunched=tuple(each for each, _ in self._relaunches[:MOST_RELAUNCHES]),
+            kept=s.kept,
         )
         s.out.append(Tell(report, first))

@@ -21,6 +21,8 @@ class NodeState:
         self.conversation = Conversation(self.allegiance)
         self.current = LocalGeneration()
         self.floor = 0  # this generation and older ones are never started again
+        self.kept: int | None = None  # processes that are parked; None: there is no restartable function
+        self.refill_at: float | None = None  # when those that died are replaced, if this node is not needed until then
         self.hangs = LateRanks()
         self.shards = ShardQuestions()
         self.leaving = Leaving.NO
