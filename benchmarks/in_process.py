@@ -1,4 +1,4 @@
-"""From a fault of one rank to re-entry of all ranks and to the next step: in place, forked, and torchrun.
+"""From a fault of one rank to re-entry of all ranks and to the next step: in place, forked, torchrun, and NVIDIA's.
 
 A gloo training on one node, whose script takes some seconds to set up before its function (a compiled model, an index).
 In every generation one rank raises, is killed or hangs. The workers themselves note when the fault happens, when the
@@ -6,6 +6,9 @@ function is entered and when its first step is done, by the machine's monotonic 
 
     python benchmarks/in_process.py --ranks 2 --faults raise kill hang
     python benchmarks/in_process.py --leak 1000       # restarts in a row: descriptors, threads, memory, samples, loss
+
+nvidia-resiliency-ext (its Wrapper, all intervals at a tenth of a second) has one spare process for each fault, set up
+before.
 
 torchrun does not notice a hang, so it has no figure there. For the others a hang begins with the last heartbeat, and
 they are told to take two seconds without one for a hang.
@@ -22,14 +25,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import peers
 from processes import Run, launcher, machine, memory, table, until
 
+PEER = Path(__file__).parent / "scripts" / "in_process_peer.py"
 SOAK = Path(__file__).parents[1] / "tests" / "integration" / "scripts" / "in_place_soak.py"
 PATIENCE = 200.0
+NVIDIA = "nvidia-resiliency-ext"
 LAUNCHERS = {
     "outlast, in place": ("outlast", "--ft-in-place-timeout=10"),
     "outlast, forked": ("outlast", "--ft-in-place-timeout=0"),
     "torchrun": ("torchrun", "--monitor-interval=0.1"),
+    NVIDIA: (NVIDIA, ""),
 }
 WATCHED = "--ft-rank-heartbeat-timeout=2"
 
@@ -88,8 +95,7 @@ def run(name: str, flags: Sequence[str], fault: str, ranks: int, faults: int, se
         script, marks, log = (Path(directory) / each for each in ("train.py", "marks", "log"))
         script.write_text(SCRIPT)
         marks.touch()
-        common = [f"--nproc-per-node={ranks}", f"--max-restarts={faults}", *flags]
-        argv = launcher(name, *common, str(script), str(marks), fault, str(faults), str(setup))
+        argv = command(name, flags, script, [str(marks), fault, str(faults), str(setup)], ranks, faults)
 
         def last_life() -> bool:
             return sum(line.startswith(f"stepped {faults} ") for line in marks.read_text().splitlines()) == ranks
@@ -97,6 +103,16 @@ def run(name: str, flags: Sequence[str], fault: str, ranks: int, faults: int, se
         with Run(argv, log=log) as job:
             until(last_life, timeout=PATIENCE + 20 * faults, runs=[job], what="step after the last fault")
         return [Mark(line) for line in marks.read_text().splitlines()]
+
+
+def command(name: str, flags: Sequence[str], script: Path, args: list[str], ranks: int, faults: int) -> list[str]:
+    """The command line of a job with one node."""
+    if name != NVIDIA:
+        return launcher(name, f"--nproc-per-node={ranks}", f"--max-restarts={faults}", *flags, str(script), *args)
+    home = peers.environment(NVIDIA, peers.DEFAULT_PLACE)
+    if home is None:
+        raise SystemExit(1)
+    return [str(home / "bin" / "python"), str(PEER), *args, str(ranks), str(ranks + faults)]
 
 
 def after(marks: Sequence[Mark], what: str) -> list[float]:
@@ -116,7 +132,11 @@ def compare(options: argparse.Namespace) -> None:
             if title not in options.only or (name == "torchrun" and fault == "hang"):
                 continue
             flags = [flag, *([WATCHED] if fault == "hang" else [])]
-            marks = run(name, flags, fault, options.ranks, options.count, options.setup)
+            try:
+                marks = run(name, flags, fault, options.ranks, options.count, options.setup)
+            except (RuntimeError, TimeoutError) as error:
+                print(fault, title, "did not survive:", str(error).splitlines()[0], flush=True)
+                continue
             # The first restart of a job may find no zygote yet.
             entered, stepped = (after(marks, what)[1:] for what in ("entered", "stepped"))
             spread = f"{min(stepped):.2f} to {max(stepped):.2f}"
