@@ -50,7 +50,7 @@ def word_of(view: JobView, before: CoordinatorWord | None, now: float) -> Coordi
         restarts=view.restarts,
         agents=agents,
         gone={name: each for name, each in gone.items() if name not in agents},
-        excluded={name: each.why for name, each in view.excluded.items()},
+        excluded={each.node or place: each.why for place, each in view.excluded.items()},
     )
 
 

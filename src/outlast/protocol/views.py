@@ -31,6 +31,7 @@ class ExclusionView(msgspec.Struct, frozen=True):
 
     why: str
     seconds: float | None  # that are left; None: for the rest of the job
+    node: str = ""  # the name of the node there; empty: it has left
 
 
 class SnapshotView(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ def test_a_coordinator_without_a_quorum_says_of_nobody_that_it_is_gone() -> None
 
 
 def test_what_is_excluded_is_told_with_its_reason() -> None:
-    found = word_of(replace(view(node("a")), excluded={"a": ExclusionView("slow", 60.0)}), None, 10.0)
+    found = word_of(replace(view(node("a")), excluded={"key-of-a": ExclusionView("slow", 60.0, "a")}), None, 10.0)
     assert found.excluded == {"a": "slow"}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from outlast.core.job.state import JobState
 from outlast.core.membership.member import Member
 from outlast.protocol.observers import Detail
@@ -86,6 +88,8 @@ def _node(state: JobState, node: Member, paces: Mapping[str, Paces]) -> NodeView
 
 
 def _excluded(state: JobState, now: float) -> dict[str, ExclusionView]:
-    bans = state.recovery.evictions.bans
-    waiting = {place: ExclusionView(ban.reason, ban.until - now) for place, ban in bans.items() if now < ban.until}
-    return waiting | {place: ExclusionView(why, None) for place, why in state.admissions.excluded.items()}
+    bans = {place: ban for place, ban in state.recovery.evictions.bans.items() if now < ban.until}
+    found = {place: ExclusionView(ban.reason, ban.until - now) for place, ban in bans.items()}
+    found |= {place: ExclusionView(why, None) for place, why in state.admissions.excluded.items()}
+    names = {node.place: node.name for node in state.nodes.values()} if found else {}
+    return {place: replace(each, node=names.get(place, "")) for place, each in found.items()}

@@ -47,6 +47,8 @@ def test_a_fault_is_seen_with_what_it_cost_and_who_is_excluded() -> None:
     assert (view.restarts, view.generations) == (1, 2)
     assert view.last_fault is not None
     assert (view.last_fault.node, view.last_fault.rank, view.last_fault.cause) == ("b", 1, "gpu-lost")
+    # Places have keys of their own: the operator of a cluster goes by the node's name.
+    assert [each.node for each in view.excluded.values()] == ["b"]
 
 
 def test_the_end_of_a_job_is_seen() -> None:
