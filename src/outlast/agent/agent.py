@@ -38,7 +38,7 @@ from outlast.agent.warm_start.warming import Spawner
 from outlast.core.node import commands
 from outlast.core.node.inputs import Examined, Inquired, KeepsUp
 from outlast.core.node.node import Node
-from outlast.core.tasks.memory import WorkerMemory
+from outlast.core.tasks.memory import GrowingMemory
 from outlast.launch import Launch
 from outlast.protocol.checks import Probe
 from outlast.protocol.generations import Assignment
@@ -257,6 +257,6 @@ class Agent:
         )
 
 
-def _worker_memory(settings: Settings) -> WorkerMemory:
+def _worker_memory(settings: Settings) -> GrowingMemory:
     amount = memory_bytes(settings.worker_memory)
-    return WorkerMemory(amount, most=memory_bytes(settings.max_worker_memory) or MOST_GROWTH * amount)
+    return GrowingMemory(amount, most=memory_bytes(settings.max_worker_memory) or MOST_GROWTH * amount)

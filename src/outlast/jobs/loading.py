@@ -79,7 +79,7 @@ def parse(content: object) -> JobSpec:
         raise BadJobFile(mistakes)
     spec = msgspec.convert(_plain(content), JobSpec)
     if spec.roles and (spec.nodes != "1" or spec.spares or spec.processes != "1"):
-        raise BadJobFile(["roles say how many tasks there are, all on one node: leave out nodes, spares and processes"])
+        raise BadJobFile(["roles say how many tasks there are, all on one node: drop nodes, spares and processes"])
     if spec.least_nodes > spec.training_nodes:
         raise BadJobFile([f"nodes must have the lower number first, not {spec.nodes}"])
     return spec

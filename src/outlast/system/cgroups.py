@@ -17,6 +17,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from outlast.system import proc
+
 ROOT = Path("/sys/fs/cgroup")
 OWN = "outlast-agent"  # where this process goes, with version 2
 
@@ -32,7 +34,7 @@ class MemoryCgroups:
     @classmethod
     def here(cls, name: str, *, root: Path = ROOT, own: str = "") -> MemoryCgroups:
         """Below the cgroup of this process. Raises OSError in one line where that cannot be."""
-        told = own or Path("/proc/self/cgroup").read_text()
+        told = own or proc.read(proc.SELF, "cgroup").decode()
         unified, path = _own_path(told, root)
         above = root / path.lstrip("/") if unified else root / "memory" / path.lstrip("/")
         if not above.is_dir():  # a container that sees its own cgroup as the root
@@ -45,7 +47,7 @@ class MemoryCgroups:
             if unified:
                 (directory / "cgroup.subtree_control").write_text("+memory")
         except OSError as error:
-            hint = "run with the rights to make cgroups (a delegated cgroup, or root), or leave memory out"
+            hint = "run with the rights to make cgroups (a delegated cgroup, or root), or drop memory"
             raise OSError(f"no memory limits: cannot make a cgroup in {above}: {error.strerror}; {hint}") from error
         return cls(directory, unified=unified)
 
@@ -101,7 +103,7 @@ def _own_path(told: str, root: Path) -> tuple[bool, str]:
     for number, controllers, path in rows:
         if number == "0" and not controllers:
             return True, path
-    raise OSError(f"no memory limits: there is no memory cgroup in {root}; leave memory out")
+    raise OSError(f"no memory limits: there is no memory cgroup in {root}; drop memory")
 
 
 def _hand_down(above: Path) -> None:

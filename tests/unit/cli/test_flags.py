@@ -79,6 +79,9 @@ def test_our_own_flags_are_these_and_a_new_one_is_a_decision() -> None:
         *("--ft-planned-change-timeout", "--ft-planned_change_timeout"),
         "--ft-replicas",
         *("--ft-snapshot-linger", "--ft-snapshot_linger"),
+        *("--ft-shm-reserve", "--ft-shm_reserve"),
+        *("--ft-worker-memory", "--ft-worker_memory"),
+        *("--ft-max-worker-memory", "--ft-max_worker_memory"),
         *("--ft-use-infra-group-rank", "--ft-use_infra_group_rank"),
         *("--ft-node-name", "--ft-node_name"),
         "--ft-submitted",
@@ -173,7 +176,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         values = st.sampled_from(action.choices) if action.choices else VALUES.get(action.type, WORDS)
         value = draw(values)
         if option == "--role":
-            value = value.replace("=", "-")  # NAME=COUNT is ours
+            value = value.replace("=", ".")  # NAME=COUNT is ours
         argv += [f"{option}={value}"] if option.startswith("--") and draw(st.booleans()) else [option, value]
     return [*argv, "train.py", *draw(st.lists(WORDS, max_size=3))]
 

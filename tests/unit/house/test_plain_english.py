@@ -68,5 +68,7 @@ def texts(module: Path) -> Iterator[tuple[int, str]]:
         and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in docs and isinstance(node.value, str):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docs:
+            continue
+        if " " in node.value:
             yield node.lineno, node.value

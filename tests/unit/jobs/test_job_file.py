@@ -66,7 +66,7 @@ def test_the_example_can_be_read_and_runs_beside_itself() -> None:
         ({"roles": ["worker"]}, "roles must be names with their options, not ['worker']"),
         (
             {"roles": {"worker": {}}, "nodes": 2},
-            "roles say how many tasks there are, all on one node: leave out nodes, spares and processes",
+            "roles say how many tasks there are, all on one node: drop nodes, spares and processes",
         ),
         ({"settings": {"node_timout": 3}}, "settings: unknown setting 'node_timout'; did you mean node_timeout?"),
         ({"settings": {"tls": "perhaps"}}, "settings.tls must be true or false, not 'perhaps'"),

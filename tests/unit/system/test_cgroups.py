@@ -57,7 +57,7 @@ def test_version_1_limits_the_sum_with_swap_as_well(tmp_path: Path) -> None:
 
 
 def test_where_there_is_none_one_line_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"there is no memory cgroup in .*; leave memory out"):
+    with pytest.raises(OSError, match=r"there is no memory cgroup in .*; drop memory"):
         MemoryCgroups.here("1", root=tmp_path, own="3:cpu:/job\n")
     with pytest.raises(OSError, match=r"no memory limits: cannot make a cgroup in .*; run with the rights to"):
         MemoryCgroups.here("1", root=tmp_path / "nowhere", own="4:memory:/job\n")

@@ -25,7 +25,7 @@ from outlast.agent.processes.workers import WorkerGroup
 from outlast.agent.snapshots.keeper import Keeper
 from outlast.agent.warm_start.warming import Spawner
 from outlast.core.node.inputs import Cleared, Event, Exited, Holds, Kept
-from outlast.core.tasks.memory import WorkerMemory
+from outlast.core.tasks.memory import GrowingMemory
 from outlast.core.tasks.tasks import TaskAction, TaskDecision
 from outlast.events.phrases import amount
 from outlast.protocol.failures import Failure
@@ -74,13 +74,13 @@ class WorkerRunner:
         offer: Callable[[Assignment, Keeping], Attachments],
         ending: Callable[[], signal.Signals],
         roles: RoleTasks | None = None,
-        memory: WorkerMemory | None = None,
+        memory: GrowingMemory | None = None,
     ) -> None:
         self._driver, self._spawner, self._monitor, self._inquest = driver, spawner, monitor, inquest
         self._logs, self._ports, self._guard, self._keeper = logs, ports, guard, keeper
         self._offer, self._ending = offer, ending
         self._roles = roles  # of a job whose tasks are not alike
-        self._memory, self._limits = memory or WorkerMemory(), MemoryLimits()
+        self._memory, self._limits = memory or GrowingMemory(), MemoryLimits()
         self._offered = Attachments()
         self._over: WorkerGroup | None = None  # its tasks have done what the job is for: the rest is being stopped
         self._in_place = InPlace(in_place_timeout, stepped=monitor.stepped, counted=self._count_parked)

@@ -12,10 +12,10 @@ def doubled(amount: int, most: int) -> int:
     return max(amount, min(2 * amount, most))
 
 
-class WorkerMemory:
+class GrowingMemory:
     """Of the workers of a torch job on one node, by local rank.
 
-    >>> memory = WorkerMemory(4, most=6)
+    >>> memory = GrowingMemory(4, most=6)
     >>> memory.grow(1), memory.of(0), memory.of(1), memory.grow(1)
     (True, 4, 6, False)
     """
