@@ -142,7 +142,7 @@ def test_one_node_is_enough_to_watch_all_also_when_the_coordinators_host_is_lost
         watcher.cut_from(made[2])
         door = f"--endpoint=host-1:{PORT}"
         headline, *_ = said(on(watcher, "status", door, token=TOKEN))
-        assert headline.endswith(": runs, healthy")
+        assert headline.endswith(": running, healthy")
         (wrong,) = said(on(watcher, "status", door, token="another token of these tests"), 1)
         assert "has another token" in wrong
         assert "healthy" in said(on(made[2], "status"))[0]  # without a flag, and without the token
