@@ -99,11 +99,13 @@ def measure(task: str) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--tasks", nargs="+", default=["worker-0", "chief-0", "ps-0"])
+    args = parser.parse_args()
+    rounds = args.rounds
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {rounds} rounds")
     print("| killed | to training again, s | longest pause of training, s | usual time between checkpoints, s |")
     print("|---|---:|---:|---:|")
-    for task in ("worker-0", "chief-0", "ps-0"):
+    for task in args.tasks:
         found = [measure(task) for _ in range(rounds)]
         columns = [
             f"{statistics.median(column):.2f} ({min(column):.2f} to {max(column):.2f})"
