@@ -19,6 +19,7 @@ from jobs import SCRIPTS, free_port, node
 from processes import Process, outlast, python
 
 CHAOTIC = SCRIPTS / "chaotic.py"
+ALLOWED = "--allow-chaos"
 HEARTBEAT = "--ft-rank-heartbeat-timeout=10"
 
 
@@ -41,7 +42,7 @@ class Job:
         """Await steps on so many nodes."""
         while True:
             view = self.status()
-            if view["members"] == nodes and view["phase"] == "running" and (view["progress"] or {}).get("step"):
+            if view["members"] == nodes and view["phase"] == "running" and view["progress"] is not None:
                 return
             time.sleep(0.2)
 
@@ -49,7 +50,7 @@ class Job:
         asked = outlast("status", "--json", f"--endpoint=127.0.0.1:{self._port}")
         asked.wait()
         lines = [line for line in asked.lines if line.startswith("{")]
-        view: dict[str, Any] = json.loads(lines[0]) if lines else {"members": 0, "phase": "", "progress": None}
+        view: dict[str, Any] = json.loads(lines[0])["view"] if lines else {"members": 0, "phase": "", "progress": None}
         return view
 
     def chaos(self, *args: str, code: int = 0) -> dict[str, Any]:
@@ -60,6 +61,12 @@ class Job:
         found: dict[str, Any] = json.loads(line)
         return found
 
+    def stop(self) -> None:
+        """End it as a person does: nothing is left behind then."""
+        outlast("stop", f"--endpoint=127.0.0.1:{self._port}").wait()
+        for each in self.nodes.values():
+            each.wait()
+
     def ask(self, *args: str) -> Process:
         return outlast("chaos", f"--endpoint=127.0.0.1:{self._port}", *args)
 
@@ -67,11 +74,13 @@ class Job:
 @contextmanager
 def running(place: Path, *flags: str) -> Iterator[Job]:
     with ExitStack() as stack:
-        yield Job(stack, place, "--allow-chaos", *flags)
+        job = Job(stack, place, *flags)
+        yield job
+        job.stop()
 
 
 def test_a_killed_worker_an_exit_code_and_a_killed_coordinator_are_told_from_each_other(tmp_path: Path) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, ALLOWED) as job:
         killed = job.chaos("kill-worker", "--rank=1")
         assert "rank 1 on node b failed (signal 9)" in killed["named"]
         assert killed["restarts"] == 1
@@ -88,12 +97,11 @@ def test_a_killed_worker_an_exit_code_and_a_killed_coordinator_are_told_from_eac
 
 
 def test_a_job_without_the_flag_and_a_wrong_token_are_refused_in_one_line(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        job = Job(stack, tmp_path)
+    with running(tmp_path) as job:
         refused = job.ask("kill-worker")
         assert refused.wait() == 1
         assert refused.lines[-1] == ("outlast chaos: error: this job allows no chaos: start it with --allow-chaos")
-    with running(tmp_path / "other") as job:
+    with running(tmp_path / "other", ALLOWED) as job:
         refused = job.ask("kill-worker", "--chaos-token=chaos-guessed")
         assert refused.wait() == 1
         assert "error: this is not the job's chaos token" in refused.lines[-1]
@@ -114,7 +122,7 @@ def test_a_job_without_the_flag_and_a_wrong_token_are_refused_in_one_line(tmp_pa
     [("sleep", "sleep"), ("lock", ""), ("collective", ""), ("stopped", "its process is stopped")],
 )
 def test_a_hang_of_any_kind_is_named_and_cured(tmp_path: Path, kind: str, named: str) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, ALLOWED) as job:
         hung = job.chaos("hang", f"--kind={kind}", "--rank=1")
         assert "rank 1 on b" in hung["named"], hung
         assert named in hung["named"]
@@ -124,7 +132,7 @@ def test_a_hang_of_any_kind_is_named_and_cured(tmp_path: Path, kind: str, named:
 
 @pytest.mark.thorough
 def test_memory_gradients_cpu_and_checkpoints(tmp_path: Path) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, ALLOWED) as job:
         memory = job.chaos("oom", "--rank=1")
         assert "memory of the host could not be allocated" in memory["named"]
         gpu = job.chaos("oom", "--kind=gpu", "--rank=1")
@@ -145,7 +153,7 @@ def test_memory_gradients_cpu_and_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_nodes_that_are_killed_lost_and_preempted(tmp_path: Path) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, ALLOWED) as job:
         for fault, cost in (("kill-agent", "was lost"), ("preempt", "drain"), ("lose-node", "was lost")):
             gone = job.chaos(fault, "--node=b")
             assert cost in gone["named"], gone
@@ -160,7 +168,7 @@ def test_nodes_that_are_killed_lost_and_preempted(tmp_path: Path) -> None:
 def test_a_plan_hits_by_its_seed_and_an_interrupted_fault_is_taken_back(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("seed: 3\nfaults:\n  - kill-worker\n  - {fault: exit-code, value: 9, after: 1}\n")
-    with running(tmp_path) as job:
+    with running(tmp_path, ALLOWED) as job:
         process = job.ask("--json", f"--plan={plan}")
         assert process.wait() == 0, process.output
         outcomes = [json.loads(line) for line in process.lines if line.startswith("{")]
@@ -193,7 +201,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.thorough
 def test_a_full_disk_is_full_for_a_while_and_nothing_is_left(tmp_path: Path, tiny_disk: Path) -> None:
-    with running(tmp_path) as job:
+    with running(tmp_path, ALLOWED) as job:
         process = job.ask("--json", "fill-disk", "--node=b", f"--path={tiny_disk}", "--seconds=8")
         await_free(tiny_disk, lambda free: free == 0)
         assert process.wait() == 0, process.output
