@@ -230,19 +230,6 @@ def silenced(node: str, address: str) -> Iterator[None]:
             _sh(*where, "-D", "FORWARD", *rule, "-j", "DROP")
 
 
-@contextmanager
-def slowed(node: str, uid: str, percent: int) -> Iterator[None]:
-    """A pod gets so much of one CPU, and no more. A millisecond at a time: nothing is done within one of them."""
-    (quota,) = Path(f"/sys/fs/cgroup/cpu/{node}").glob(f"**/pod{uid}/cpu.cfs_quota_us")
-    quota.write_text("1000")
-    quota.with_name("cpu.cfs_period_us").write_text(str(100_000 // percent))
-    try:
-        yield
-    finally:
-        if quota.exists():
-            quota.write_text("-1")
-
-
 def _wire(name: str, address: str, index: int, number: int) -> None:
     _sh("ip", "netns", "del", name, check=False)
     _sh(
