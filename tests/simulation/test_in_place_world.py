@@ -97,7 +97,11 @@ class HoldsBackForEver(JobCourse):
 
 
 @pytest.mark.parametrize(
-    ("mutant", "invariant"), [(HoldsNobodyBack, "the healthy wait for nobody"), (HoldsBackForEver, "nobody is stuck")]
+    ("mutant", "invariant"),
+    [
+        (HoldsNobodyBack, "the healthy wait for nobody"),
+        (HoldsBackForEver, "a killed coordinator restarts nobody"),  # the first of several
+    ],
 )
 def test_a_job_that_is_wrong_about_who_is_healthy_is_caught(mutant: type[JobCourse], invariant: str) -> None:
     assert caught(job=job_of(mutant)) == invariant
