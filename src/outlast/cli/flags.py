@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from outlast.settings.loading import refusal
-from outlast.settings.settings import SETTINGS, Setting
+from outlast.settings.setting import Setting
+from outlast.settings.settings import SETTINGS
 from outlast.settings.values import nearest, truth
 
 STATIC_PORT = 29500

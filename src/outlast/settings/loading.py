@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from outlast.settings.settings import CHECKS, SETTINGS, Setting, Settings
+from outlast.settings.setting import Setting
+from outlast.settings.settings import CHECKS, SETTINGS, Settings
 from outlast.settings.values import ENV_PREFIX, nearest, spelled, truth
 
 CFG_PATH = "OUTLAST_FT_CFG_PATH"

@@ -8,13 +8,13 @@ by it. Nothing else has to be written: `--ft-node-timeout`, `node_timeout:` and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
+from outlast.settings.setting import Seconds, Setting, expected, off_value
+from outlast.settings.setting import about as _about
 from outlast.settings.values import (
-    ENV_PREFIX,
-    MOST_SECONDS,
     memory_bytes,
     ports,
     section_timeouts,
@@ -22,25 +22,6 @@ from outlast.settings.values import (
     termination_signal,
     web_address,
 )
-
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
-
-
-def _about(
-    description: str,
-    *,
-    flags: tuple[str, ...] = (),
-    switch: tuple[str, str] | None = None,
-    off: object = None,
-    secret: bool = False,
-    masked: bool = False,
-) -> msgspec.Meta:
-    """Help; plain flags beside `--ft-…`; a flag and the value it stands for; what null means in YAML; never shown.
-
-    A secret has no flag either; what is `masked` has one: there may be a secret in it.
-    """
-    extra = {"flags": flags, "switch": switch, "off": off, "secret": secret, "masked": masked}
-    return msgspec.Meta(description=description, extra=extra)
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,40 +376,6 @@ class Settings(JobSettings, frozen=True, kw_only=True):
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one setting: read off its field in `Settings`."""
-
-    name: str
-    type: Any
-    default: Any
-    help: str
-    expects: str  # completes "must be …"
-    aliases: tuple[str, ...] = ()
-    switch: tuple[str, str] | None = None
-    off: Any = None  # the value that YAML's null stands for; None: it stands for none
-    secret: bool = False
-    masked: bool = False  # its value is not shown
-
-    @property
-    def env(self) -> str:
-        """The environment variable that sets it."""
-        return ENV_PREFIX + self.name.upper()
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The flags that set it to the value that follows; none for a secret."""
-        if self.secret:
-            return ()
-        dashed = f"--ft-{self.name.replace('_', '-')}"
-        return (*dict.fromkeys([dashed, f"--ft-{self.name}"]), *self.aliases)
-
-    @property
-    def switches(self) -> tuple[str, ...]:
-        """The spellings of the flag without a value, if there is one."""
-        flag = self.switch[0] if self.switch else ""
-        return tuple(dict.fromkeys([flag, "--" + flag[2:].replace("-", "_")])) if flag else ()
-
-
 class Reference(NamedTuple):
     """One line of the settings' reference page."""
 
@@ -453,30 +400,6 @@ def _public(setting: Setting, value: object) -> object:
     return "set" if setting.masked and value else value
 
 
-def _expects(kind: Any, metas: list[msgspec.Meta]) -> str:
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(get_args(kind))
-    words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "text (in YAML: in quotes)",
-    }
-    bounds = [
-        f"{word} {bound:.10g}"
-        for meta in metas
-        for word, bound in (("above", meta.gt), ("of at least", meta.ge), ("and at most", meta.le))
-        if bound is not None
-    ]
-    return " ".join([words[kind], *bounds])
-
-
-def _off(kind: Any, given: object) -> object:
-    if given is None and kind is str:
-        return ""
-    return "off" if "off" in get_args(kind) else given
-
-
 def _settings() -> Iterator[Setting]:
     for field in msgspec.structs.fields(Settings):
         kind, *metas = get_args(field.type)
@@ -487,10 +410,10 @@ def _settings() -> Iterator[Setting]:
             type=field.type if kind in (int, float) else kind,
             default=field.default,
             help=about.description,
-            expects=_expects(kind, metas),
+            expects=expected(kind, metas),
             aliases=about.extra["flags"],
             switch=about.extra["switch"],
-            off=_off(kind, about.extra["off"]),
+            off=off_value(kind, about.extra["off"]),
             secret=about.extra["secret"],
             masked=about.extra["masked"],
         )
