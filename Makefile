@@ -37,7 +37,7 @@ test-all: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/platforms $(ARGS)
 
 # Real platforms. Each has scripts/install-NAME, which installs what is missing, and tests/platforms/test_NAME_*.py or tests/platforms/NAME/.
-PLATFORMS ?= slurm k8s browser tensorflow
+PLATFORMS ?= slurm k8s browser tensorflow ray
 
 test-platforms: setup $(addprefix test-platform-,$(PLATFORMS))
 
