@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from hosts import Host
 from jobs import SCRIPTS, free_port, node
+from membership.job import QUICK, ElasticJob
 from processes import Process
 
 SCRIPT = SCRIPTS / "min_healthy.py"
 LONG = 120.0
 FLAGS = ("--ft-restart-policy=min-healthy", "--ft-in-place-timeout=30", "--ft-last-call=60", "--max-restarts=5")
+Hosts = Callable[[int], list[Host]]
 
 
 def entered(process: Process, generation: int, world: int) -> dict[int, int]:
@@ -91,3 +94,16 @@ def test_a_replacement_that_fails_in_its_set_up_costs_the_others_nothing(tmp_pat
         assert set(entered(a, 2, 2).values()) == set(stay.values())
         end(tmp_path, a)
         b.wait(LONG)
+
+
+def test_the_loss_of_the_host_of_the_store_restarts_no_process_elsewhere(hosts: Hosts, tmp_path: Path) -> None:
+    three = hosts(3)
+    flags = ("--nnodes=2:3", *QUICK, *FLAGS)
+    job = ElasticJob(three, tmp_path, *flags, script=SCRIPT)
+    names = ["c", "a", "b"]  # the coordinator is on the first host, and the store with rank 0 on the second
+    c, lost, b = (job.start(host, f"--ft-node-name={name}").agent for host, name in zip(three, names, strict=True))
+    assert list(entered(lost, 1, 3)) == [0]
+    healthy = {*entered(b, 1, 3).values(), *entered(c, 1, 3).values()}
+    three[1].kill()
+    assert {*entered(b, 2, 2).values(), *entered(c, 2, 2).values()} == healthy
+    end(tmp_path / "job", b, c)
