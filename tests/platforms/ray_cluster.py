@@ -133,11 +133,12 @@ def until(holds: Callable[[], bool]) -> None:
 @contextmanager
 def ray_cluster(place: Path, size: int) -> Iterator[RayCluster]:
     """A cluster of so many nodes."""
-    socket = place / "nodes"
+    socket, output = place / "nodes", place / "nodes.log"
+    output.touch()
     temp = {"RAY_TMPDIR": str(place), "TMPDIR": str(place)}
-    command = f"{python()} {HERE / 'ray_nodes.py'} {socket} >{place}/nodes.log 2>&1 </dev/null &"
+    command = f"{python()} {HERE / 'ray_nodes.py'} {socket} >>{output} 2>&1 </dev/null &"
     subprocess.run(["sh", "-c", command], check=True, env={**os.environ, **temp}, start_new_session=True)
-    until(lambda: socket.exists() or bool(re.search("Traceback", (place / "nodes.log").read_text())))
+    until(lambda: socket.exists() or bool(re.search("Traceback", output.read_text())))
     cluster = RayCluster(socket)
     try:
         cluster.restore(size)

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -128,8 +127,8 @@ def test_a_driver_that_is_killed_takes_its_job_along(ray: RayCluster) -> None:
     until(lambda: not processes_of_this_test())
 
 
-def test_a_detached_job_outlives_its_driver_and_its_overseer(ray: RayCluster) -> None:
-    run = ray.job(nnodes=2, detached=True)
+def test_a_detached_job_outlives_its_driver_and_its_overseer(ray: RayCluster, tmp_path: Path) -> None:
+    run = ray.job("--journal", tmp_path, nnodes=2, detached=True)
     pids = run.started(run.next_generation(2), 2)
     run.signal(signal.SIGKILL)
     overseers = [pid for pid in psutil.pids() if is_overseer(pid)]
@@ -140,9 +139,9 @@ def test_a_detached_job_outlives_its_driver_and_its_overseer(ray: RayCluster) ->
     try:
         again.next_generation(2)
         os.kill(pids[0], signal.SIGKILL)
-        again.next_generation(2)
-        until(lambda: len(waiting_workers() - set(pids.values())) == 2)
-        for pid in waiting_workers():
+        generation = again.next_generation(2)
+        until(lambda: len(noted(tmp_path, generation)) == 2)
+        for pid in noted(tmp_path, generation):
             os.kill(pid, signal.SIGUSR1)
         again.wait_for("driver: success")
     finally:
@@ -179,16 +178,9 @@ def test_a_directory_that_a_node_does_not_have_is_said_in_one_line(ray: RayClust
     assert run.wait() == 0
 
 
-def waiting_workers() -> set[int]:
-    """The workers that have come so far that a signal ends them in order. Their lines go to the driver that is dead."""
-    found = set()
-    for pid in processes_of_this_test():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            blocked = re.search(r"SigBlk:\t(\w+)", Path(f"/proc/{pid}/status").read_text())
-            usual = blocked is not None and int(blocked[1], 16) >> (signal.SIGUSR1 - 1) & 1
-            if usual and "waits.py" in describe(pid):
-                found.add(pid)
-    return found
+def noted(journal: Path, generation: int) -> set[int]:
+    """The workers of a generation, by their own notes: what they print goes to the driver that is dead."""
+    return {int(note.name.partition("-")[2]) for note in journal.glob(f"{generation}-*")}
 
 
 def coordinators() -> list[int]:

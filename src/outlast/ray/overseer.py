@@ -71,6 +71,7 @@ class KeptAgent:
         self.avoids = avoids
         self.stage = Stage.ASKED
         self.at: Introduction | None = None
+        self.running: asyncio.Task[None] | None = None  # while its agent runs; None: Ray has not given it a node yet
 
     @property
     def name(self) -> str:
@@ -159,7 +160,7 @@ class Overseer:
                 self._token, self._places = order.token, order.places
                 self._port = endpoint_of("a node's address", order.places[0]).port
                 agent.stage = Stage.RUNNING
-                self._begin(self._ran(agent, order))
+                agent.running = self._begin(self._ran(agent, order))
         if not self._places:
             self.give_up("its overseer was restarted and found no agent: nobody knows whether the job is over")
 
@@ -332,7 +333,7 @@ class Overseer:
             self._request.detached,
         )
         agent.stage = Stage.RUNNING
-        self._begin(self._ran(agent, order))
+        agent.running = self._begin(self._ran(agent, order))
 
     async def _ran(self, agent: KeptAgent, order: AgentOrder) -> None:
         try:
@@ -354,10 +355,11 @@ class Overseer:
         agent.stage = Stage.LEAVING
         agent.handle.drain()
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
+    def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # -- how it ends
 
@@ -390,7 +392,7 @@ class Overseer:
     async def _last_words(self, outcome: RayOutcome) -> RayOutcome:
         """Wait for the agents to end by themselves; they know the verdict."""
         if self._over is not None:
-            running = [task for task in self._tasks if not task.done()]
+            running = [agent.running for agent in self._agents.values() if agent.running is not None]
             if running:
                 await asyncio.wait(running, timeout=LAST_WORDS)
         verdict = next((end.verdict for end in self._ends if end.verdict is not None), None)
