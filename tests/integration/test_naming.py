@@ -17,17 +17,21 @@ Hosts = Callable[[int], list[Host]]
 @pytest.mark.parametrize(
     ("kind", "culprit", "sentence"),
     [
-        ("sleep", 3, r"rank 3 on host-1 is the one .*: stuck in sleep at train.py:\d+.*; 3 ranks wait in all_reduce"),
+        (
+            "sleep",
+            3,
+            r"rank 3 on host-1 blocks the others.*: stuck in sleep at train.py:\d+.*; 3 ranks wait in all_reduce",
+        ),
         pytest.param(
             "crossed_receives",
             1,
-            r"ranks 1 on host-0 and 2 on host-1 are those .* recv .*; 2 ranks wait in all_reduce",
+            r"ranks 1 on host-0 and 2 on host-1 block the others.* recv .*; 2 ranks wait in all_reduce",
             marks=pytest.mark.thorough,
         ),
         pytest.param(
             "stopped",
             2,
-            r"rank 2 on host-1 is the one .*: its process is stopped .*; 3 ranks wait in all_reduce",
+            r"rank 2 on host-1 blocks the others.*: its process is stopped .*; 3 ranks wait in all_reduce",
             marks=pytest.mark.thorough,
         ),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from outlast.chaos.faults import ChaosAnswer, ChaosRequest, ChaosTarget
@@ -15,8 +15,10 @@ from outlast.events.numbered import NumberedEvent
 from outlast.ledger.summary import ledger, summarize
 from outlast.observe import FoundJob, Observer
 from outlast.protocol.chaos import ChaosFault
+from outlast.protocol.observers import Detail
 from outlast.protocol.views import JobView, NodeView
 
+RENEWED = 0.2  # seconds between two looks at a view that is not new enough
 SETTLED = 0.5  # seconds in which the last events of an answer come
 
 
@@ -33,8 +35,9 @@ class ChaosConductor:
         """One fault. Raises ValueError, in one line, if it cannot be."""
         request = request.checked()
         async with self._job.observer() as observer:
-            view = await observer.view("nodes")
-            known = len(summarize(ledger(await _past(observer))).faults)
+            past = await _past(observer)
+            view = await _view_after(observer, past, Detail.NODES)
+            known = len(summarize(ledger(past)).faults)
             node, rank = _target(view, request, draw)
             where = f"rank {rank} on node {node.name}" if rank is not None else f"node {node.name}"
             needs = f" (needs {request.about.needs})" if request.about.needs else ""
@@ -76,9 +79,10 @@ class ChaosConductor:
         restarts = before.restarts
         lost: int | None = 0
         if not over:
-            view = await observer.view()
+            past = await _past(observer)
+            view = await _view_after(observer, past)
             restarts = view.restarts
-            faults = summarize(ledger(await _past(observer), until=view.time)).faults[known:]
+            faults = summarize(ledger(past, until=view.time)).faults[known:]
             lost = sum(each.fault.steps_lost for each in faults)
             unnumbered = [each.event for each in heard if isinstance(each.event, TrainingBegan)]
             if any(event.step is None for event in unnumbered):
@@ -95,6 +99,13 @@ class ChaosConductor:
 
 async def _past(observer: Observer) -> list[NumberedEvent]:
     return [told async for told in observer.events(follow=False) if isinstance(told, NumberedEvent)]
+
+
+async def _view_after(observer: Observer, past: Sequence[NumberedEvent], detail: Detail = Detail.JOB) -> JobView:
+    """A view in which all of this has happened. The coordinator makes one a second at most, so the first may be old."""
+    while (view := await observer.view(detail)).event < past[-1].number:  # noqa: ASYNC110  (it is far away)
+        await asyncio.sleep(RENEWED)
+    return view
 
 
 def _target(view: JobView, request: ChaosRequest, draw: random.Random) -> tuple[NodeView, int | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +13,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outlast.agent.coordinator_link.link import CoordinatorUnreachable
@@ -51,14 +52,14 @@ class Dashboard:
     def app(self) -> ASGIApp:
         """The whole page, behind its gate."""
         routes = [
-            Route("/", _index),
+            Route("/", _file),
             Route("/api/session", self._session, methods=["POST"]),
             Route("/api/stream", self._stream),
             Route("/api/about", self._about),
             Route("/api/rank", self._rank),
             Route("/api/log", self._log),
             Route("/api/act", self._action, methods=["POST"]),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/static/{name:path}", _file),
         ]
         return PageGate(Starlette(routes=routes, middleware=[Middleware(GZipMiddleware)]), self._access)
 
@@ -134,8 +135,18 @@ async def _act(source: JobSource, wanted: ActionRequest) -> Answer:
     return await (source.restart() if wanted.what == "restart" else source.stop())
 
 
-async def _index(request: Request) -> Response:  # noqa: ARG001
-    return FileResponse(STATIC / "index.html")
+async def _file(request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
+    content = _files().get(name)
+    if content is None:
+        return PlainTextResponse("there is no such file", 404)
+    return Response(content, media_type=guess_type(name)[0])
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    """All of the page, read once: it is small, and a disk that hangs later does not hang it."""
+    return {file.relative_to(STATIC).as_posix(): file.read_bytes() for file in STATIC.rglob("*") if file.is_file()}
 
 
 async def _body(request: Request) -> bytes:

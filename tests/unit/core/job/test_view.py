@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from outlast import FailoverStrategy
 from outlast.core.coordinator.commands import PublishEvent
 from outlast.core.coordinator.coordinator import Coordinator
 from outlast.events.events import WorkerFailed
@@ -42,7 +43,7 @@ def test_steps_are_those_of_the_newest_generation() -> None:
 
 def test_a_fault_is_seen_with_what_it_cost_and_who_is_excluded() -> None:
     job = running("a", "b", "c", exclude_for=100.0)
-    job.end(failure(rank=1, node="b", cause=GPU, strategy="node"))
+    job.end(failure(rank=1, node="b", cause=GPU, strategy=FailoverStrategy.NODE))
     view = job.job.view(job.now)
     assert (view.restarts, view.generations) == (1, 2)
     assert view.last_fault is not None
