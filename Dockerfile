@@ -1,6 +1,6 @@
 # A small image with Outlast, on top of an image that has torch:
 #   docker build --build-arg BASE=pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime -t outlast .
-#   docker run --rm --gpus=all --shm-size=16g outlast run --nproc-per-node=gpu /work/train.py
+#   docker run --rm --gpus=all --shm-size=16g outlast run --nproc-per-node=gpu /job/train.py
 # /dev/shm must hold two copies of a node's state (five with copies on other hosts).
 ARG BASE=pytorch/pytorch:latest
 FROM ${BASE}

@@ -25,27 +25,13 @@ class _Mean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mean: float
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    fault: str
-    rank: int | None = None
-    node: str = ""
-    kind: str = ""
-    value: float | None = None
-    seconds: float | None = None
-    path: str = ""
+class _Entry(ChaosRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     after: float | _Mean = 0.0
     times: int = 1
 
     def request(self) -> ChaosRequest:
-        return ChaosRequest(
-            fault=self.fault,
-            rank=self.rank,
-            node=self.node,
-            kind=self.kind,
-            value=self.value,
-            seconds=self.seconds,
-            path=self.path,
-        ).checked()
+        asked = {name: getattr(self, name) for name in ChaosRequest.__struct_fields__}
+        return ChaosRequest(**asked).checked()
 
 
 class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
