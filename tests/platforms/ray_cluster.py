@@ -145,3 +145,4 @@ def ray_cluster(place: Path, size: int) -> Iterator[RayCluster]:
         yield cluster
     finally:
         cluster.ask("close")
+        until(lambda: not socket.exists())  # its process removes it last

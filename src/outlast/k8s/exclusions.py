@@ -73,14 +73,19 @@ def marks(seen: JobObservation, excluded: Sequence[ExcludedNode], now: float) ->
     how = seen.spec.faulty_nodes.action if seen.spec is not None else "Exclude"
     for node in seen.nodes or ():
         if node.marked_by == mine and (node.name not in avoided or how == "Exclude"):
-            yield UnmarkNode(node.name)
+            yield _unmark(node)
         elif how != "Exclude" and node.name in avoided and not node.marked_by and not node.unschedulable:
             yield MarkNode(node.name, how)
 
 
-def orphaned_marks(nodes: Sequence[NodeFacts], jobs: Sequence[JobIdentity]) -> Iterator[str]:
+def orphaned_marks(nodes: Sequence[NodeFacts], jobs: Sequence[JobIdentity]) -> Iterator[UnmarkNode]:
     """Nodes that are marked by a job that is gone. (No finalizer: a job can be deleted while no operator runs.)"""
     known = {mark_of(job) for job in jobs}
     for node in nodes:
         if node.marked_by and node.marked_by not in known:
-            yield node.name
+            yield _unmark(node)
+
+
+def _unmark(node: NodeFacts) -> UnmarkNode:
+    """Only what we did: a cordon on a node that we have tainted is somebody else's."""
+    return UnmarkNode(node.name, "Taint" if node.tainted else "Cordon")

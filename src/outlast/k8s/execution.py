@@ -193,7 +193,7 @@ def request_of(action: PlainAction, seen: JobObservation, token: str, now: float
 
 def _node_request(action: MarkNode | UnmarkNode, job: JobIdentity) -> ApiRequest:
     if isinstance(action, UnmarkNode):
-        return unmark_request(action.node)
+        return unmark_request(action)
     # Strategic merge: other people's taints stay.
     spec: dict[str, Any] = {"unschedulable": True}
     if action.how == "Taint":
@@ -202,11 +202,15 @@ def _node_request(action: MarkNode | UnmarkNode, job: JobIdentity) -> ApiRequest
     return ApiRequest(method="PATCH", path=f"/api/v1/nodes/{quote(action.node)}", body=body)
 
 
-def unmark_request(node: str) -> ApiRequest:
+def unmark_request(action: UnmarkNode) -> ApiRequest:
     """Lift the taint or cordon of a node that we have marked."""
-    spec = {"taints": [{"$patch": "delete", "key": TAINT, "effect": "NoSchedule"}], "unschedulable": None}
+    spec: dict[str, Any] = {"unschedulable": None}
+    if (
+        action.how == "Taint"
+    ):  # only where it is: from a node without taints, Kubernetes 1.20 adds what is to be deleted
+        spec = {"taints": [{"$patch": "delete", "key": TAINT, "effect": "NoSchedule"}]}
     body = {"metadata": {"annotations": {NODE_MARK: None}}, "spec": spec}
-    return ApiRequest(method="PATCH", path=f"/api/v1/nodes/{quote(node)}", body=body)
+    return ApiRequest(method="PATCH", path=f"/api/v1/nodes/{quote(action.node)}", body=body)
 
 
 def job_path(namespace: str, name: str = "") -> str:

@@ -73,6 +73,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = True
     unschedulable: bool = False
     marked_by: str = ""  # `NODE_MARK`
+    tainted: bool = False  # with `TAINT`
 
 
 class GoneAgent(msgspec.Struct, frozen=True):
@@ -168,6 +169,7 @@ def node_facts(raw: Raw) -> NodeFacts:
         ready=ready,
         unschedulable=bool(spec.get("unschedulable")),
         marked_by=(meta.get("annotations") or {}).get(NODE_MARK, ""),
+        tainted=any(each["key"] == TAINT for each in spec.get("taints") or ()),
     )
 
 

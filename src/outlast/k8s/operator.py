@@ -332,9 +332,9 @@ class Operator:
         if self._nodes is None:
             return
         jobs = [identity_of(each) for each in self._jobs.objects.values()]
-        for node in orphaned_marks([node_facts(each) for each in self._nodes.objects.values()], jobs):
-            log.info("node %s: lifting the mark of a job that is gone", node)
-            await self._client.send(unmark_request(node))
+        for action in orphaned_marks([node_facts(each) for each in self._nodes.objects.values()], jobs):
+            log.info("node %s: lifting the mark of a job that is gone", action.node)
+            await self._client.send(unmark_request(action))
 
 
 def version_of(raw: Raw) -> int:

@@ -62,17 +62,21 @@ class DeletePod(msgspec.Struct, frozen=True):
     version: str = ""  # only if it is still as it was seen
 
 
+MarkKind = Literal["Taint", "Cordon"]
+
+
 class MarkNode(msgspec.Struct, frozen=True):
     """Keep everybody's pods off a node, and write down that this job did it."""
 
     node: str
-    how: Literal["Taint", "Cordon"]
+    how: MarkKind
 
 
 class UnmarkNode(msgspec.Struct, frozen=True):
     """Undo `MarkNode`, if this job did it."""
 
     node: str
+    how: MarkKind
 
 
 class DeleteJob(msgspec.Struct, frozen=True):

@@ -132,7 +132,7 @@ def pod(job: JobIdentity, spec: ElasticJobSpec, order: PodOrder, service_ip: str
     main = main_container(pod_spec, given)
     annotations = {**(given.get("annotations") or {}), MAIN_ANNOTATION: main["name"]}
     meta |= {"labels": labels, "annotations": annotations}
-    waits_since = {"OUTLAST_SUBMITTED": f"{now:.0f}"} if now else {}
+    waits_since = {"OUTLAST_SUBMITTED": str(int(now))} if now else {}
     main["env"] = _env(job, spec, order, service_ip, main.get("env") or [], waits_since)
     if order.memory:
         _set_memory(main, order.memory)

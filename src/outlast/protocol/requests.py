@@ -21,6 +21,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
     done: bool
     text: str
+    later: bool = False  # the same may be done soon: ask again
 
 
 class DrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="drain"):

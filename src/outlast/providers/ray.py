@@ -40,7 +40,7 @@ class RayProvider(JobProvider[RayRequest]):
         try:
             for told in job:
                 print(f"event {told.number}: {sentence(told.event)}", flush=True)
-            job.result()
+            print(f"job succeeded: {job.result().reason}", flush=True)
         except JobFailed as failed:
             print(failed, file=sys.stderr)
             return NO_REQUEUE if failed.final else FAILED

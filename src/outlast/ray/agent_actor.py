@@ -30,7 +30,7 @@ class Introduction(msgspec.Struct, frozen=True):
     node: str  # the Ray node
     host: str
     address: str
-    port: int  # that nobody listens on
+    port: int  # kept free for the coordinator until the agent starts
     object_store: int  # bytes of shared memory that Ray may use there
 
 
@@ -63,6 +63,8 @@ class AgentActor:
         self._told = False
         self._end: AgentEnd | None = None
         self._ended = threading.Event()
+        self._port = socket.socket()  # bound and never listening: Ray's own processes take ports all the time
+        self._port.bind(("", 0))
 
     def introduce(self) -> Introduction:
         """Where this actor is."""
@@ -70,9 +72,7 @@ class AgentActor:
         node = context.get_node_id()
         here: dict[str, Any] = next((each for each in ray.nodes() if each["NodeID"] == node), {})
         store = _in_shared_memory(int(here.get("Resources", {}).get("object_store_memory", 0)))
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
+        port = int(self._port.getsockname()[1]) if self._order is None else 0
         return Introduction(node, socket.gethostname(), ray.util.get_node_ip_address(), port, store)
 
     def order(self) -> AgentOrder | None:
@@ -110,6 +110,7 @@ class AgentActor:
         environ = {**os.environ, **order.env, "OUTLAST_TOKEN": order.token, "OUTLAST_VERDICT": verdict}
         # Ray's threads block signals, and the agent must get its own.
         mask = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._port.close()
         try:
             # The kernel kills the agent when the thread ends that started it: this one, which waits for it.
             self._agent = subprocess.Popen(

@@ -165,7 +165,7 @@ class Overseer:
             self.give_up("its overseer was restarted and found no agent: nobody knows whether the job is over")
 
     async def ask(self, what: str, subject: str = "") -> Answer:
-        """What the driver wants of the job: scale, drain, restart, stop. Waits while it has no coordinator."""
+        """What the driver wants of the job: scale, drain, restart, stop. Waits while no coordinator can do it."""
         deadline = time.time() + ASK_AGAIN
         while (answer := await self._asked(what, subject)) is None:
             if time.time() > deadline or not self._heard.is_set():
@@ -185,7 +185,8 @@ class Overseer:
                     "restart": observer.restart,
                     "stop": observer.stop,
                 }
-                return await asks[what]()
+                answer = await asks[what]()
+                return None if answer.later else answer
         except (CoordinatorUnreachable, ValueError) as error:
             log.debug("the job cannot be asked: %s", error)
             return None

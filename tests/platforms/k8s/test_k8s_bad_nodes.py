@@ -22,10 +22,10 @@ while not pathlib.Path(__file__).with_name("finish").exists():
 """
 # The first pod, which hosts the coordinator, waits for this file: the others are ready to be checked by then.
 HOLD = "while [ $GROUP_RANK = 0 ] && [ ! -e {folder}/go ]; do sleep 0.1; done"
-# What is broken about the node: nothing that checks it lives long.
+# What is broken about a node, once there is a file of its name: nothing that checks it lives long.
 KILLER = (
-    "while [ $NODE_NAME = {node} ]; do "
-    "kill -9 $(ps -o pid,args | grep outlast.checks | grep -v grep | awk '{{print $1}}') 2>/dev/null; sleep 0.1; done &"
+    "while sleep 0.1; do [ -e {folder}/$NODE_NAME ] && "
+    "kill -9 $(ps -o pid,args | grep outlast.checks | grep -v grep | awk '{{print $1}}') 2>/dev/null; done &"
 )
 CHECKED = {
     "network_check": True,
@@ -63,10 +63,12 @@ def is_replaced(job: Job, slot: int, bad: str, cause: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_node_that_kills_its_checks_is_found_in_two_rounds_cordoned_and_given_back(cluster: Cluster) -> None:
-    bad = "kn2"
     spec = {"faultyNodes": {"action": "Cordon"}}
-    job = checked_job(cluster, "faulty", KILLER.format(node=bad), **spec)
-    (slot,) = [each for each in range(3) if job.pod(each)["spec"]["nodeName"] == bad]
+    job = checked_job(cluster, "faulty", KILLER.format(folder=cluster.place / "faulty"), **spec)
+    slot = 2  # not the first one: what its coordinator says is gone with it
+    bad = job.pod(slot)["spec"]["nodeName"]
+    assert job.folder is not None
+    (job.folder / bad).touch()
     go(job)
     is_replaced(job, slot, bad, "was killed by signal 9")
     told = "".join(job.logs(each) for each in range(3) if each != slot)

@@ -241,13 +241,18 @@ def test_taint_and_cordon_are_asked_for_and_only_ours_are_lifted() -> None:
     excluded = ExcludedNode(name="bad", cause="x", until=stamp(NOW + 9), since=stamp(NOW))
     nodes = (
         NodeFacts(name="bad"),
-        NodeFacts(name="healed", marked_by="team/mnist/uid-of-mnist"),
+        NodeFacts(name="healed", marked_by="team/mnist/uid-of-mnist", tainted=True, unschedulable=True),
+        NodeFacts(name="healed-cordon", marked_by="team/mnist/uid-of-mnist", unschedulable=True),
         NodeFacts(name="of-others", marked_by="team/other/uid"),
         NodeFacts(name="cordoned-by-hand", unschedulable=True),
     )
     status = replace(slots(WorkerSlot()), excluded_nodes=(excluded,))
     plan = reconcile(seen(spec, pod(0), nodes=nodes, status=status), NOW)
-    assert plan.actions == (MarkNode("bad", "Taint"), UnmarkNode("healed"))
+    assert plan.actions == (
+        MarkNode("bad", "Taint"),
+        UnmarkNode("healed", "Taint"),
+        UnmarkNode("healed-cordon", "Cordon"),
+    )
 
 
 def test_out_of_memory_doubles_the_memory_up_to_the_limits() -> None:

@@ -32,7 +32,8 @@ class Asks:
         if s.phase is Phase.OVER:
             return Answer(False, f"nothing to {ask.what}: the job is over")
         if not s.authority.acts(now):
-            return Answer(False, "this coordinator may not decide now: too few nodes are with it; try again")
+            why = "this coordinator may not decide now: too few nodes are with it; try again"
+            return Answer(False, why, later=True)
         does = {
             "restart": self._restart,
             "drain": self._drain,
