@@ -43,10 +43,10 @@ class ChaosConductor:
             needs = f" (needs {request.about.needs})" if request.about.needs else ""
             self._say(f"{request.fault}: this will {request.about.does}: {where}{needs}")
             local = rank - (node.first_rank or 0) if rank is not None else None
-            answer = await observer.hurt(node.node, request.order(local), self._right)
-            if not answer.done:
-                raise ValueError(answer.text)
             try:
+                answer = await observer.hurt(node.node, request.order(local), self._right)
+                if not answer.done:
+                    raise ValueError(answer.text)
                 heard = await self._follow(request, view, time.monotonic())
             except asyncio.CancelledError:  # somebody wants to end this: nothing is to be left behind
                 await observer.hurt(node.node, ChaosFault("end"), self._right)
