@@ -224,6 +224,14 @@ def _differences(
             change="seed the shuffle by the epoch (sampler.set_epoch), or use outlast.ElasticLoader",
             line=next((loader.line for loader in _loaders(history)), ""),
         )
+    elif result.scenario.name == "damage":
+        yield Flaw(
+            kind="damaged-checkpoint",
+            problem=True,
+            seen=f"the damaged checkpoint is loaded without an error: the numbers differ from step {parting.step} on",
+            change="verify what you load (torch.load does not): keep a checksum beside it, or use outlast.Checkpointer",
+            line=_load_line(history),
+        )
     else:
         yield _numbers_differ(compared, base, history, line)
 
