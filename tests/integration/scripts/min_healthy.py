@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ def train() -> None:
         dist.all_reduce(total)
         assert int(total[0]) == int(world)
         outlast.step()
+        time.sleep(0.02)  # a step takes a while: gloo may lose a wake-up if it is cut in the middle of a message
         if step == 2:
             print(f"rank {rank} of {world} makes steps in generation {generation} now", flush=True)
         if total[1]:
